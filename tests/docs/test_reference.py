@@ -37,6 +37,7 @@ import distcore.resolve.padding_free
 import distcore.testing
 import distcore_data
 import distcore_data.formats
+import distcore_tasks.rows
 from distcore import registry
 from distcore.config import RunConfig
 from distcore.plugin.options import field_docs, options_of
@@ -89,6 +90,7 @@ MODULES = [
     distcore,
     distcore_data,
     distcore_data.formats,
+    distcore_tasks.rows,
     distcore.checkpoint,
     distcore.cli,
     distcore.distributed,

@@ -62,6 +62,7 @@ FACES = {
     "distcore.resolve.padding_free": 5,
     "distcore.testing": 20,
     "distcore_data.formats": 30,
+    "distcore_tasks.rows": 10,
 }
 """The packages and modules whose ``__all__`` is public, each with the largest number of names."""
 BACKENDS = re.compile(

@@ -72,6 +72,10 @@ def workshop(folder: Path, page: Path) -> Path:
             for word, label in (("good wonderful", "like"), ("bad awful", "dislike"))]  # fmt: skip
     for name in ("reviews.jsonl", "held-out.jsonl"):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    films = [{"review": f"a {('dull', 'wonderful')[n % 2]} film, {n}", "stars": 2 + n % 2 * 3}
+             for n in range(80)]  # fmt: skip
+    for name in ("stars.jsonl", "more-stars.jsonl"):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in films))
     new = [{"id": f"r-{number}", "text": f"good or bad {number}"} for number in range(20)]
     (folder / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
     (folder / "my_accelerate.yaml").write_text(

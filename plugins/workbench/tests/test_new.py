@@ -5,6 +5,7 @@ installed stands in test_distributions.py.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -79,6 +80,44 @@ def test_the_skeleton_has_its_name_everywhere(
     assert f'"$(distcore check --{kind} my-own)"' in workflow
     assert "jobs" in yaml.safe_load(workflow)
     assert not any("$" in text for text in written.values())
+
+
+def test_the_skeleton_of_rows_has_a_test_that_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", "task", "my-rows", "--rows", "--into", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("check --task my-rows\n")
+    folder = tmp_path / "distcore-my-rows"
+    written = {str(file.relative_to(folder)): file for file in folder.rglob("*.*")}
+    own = {"distcore_my_rows/__init__.py", "distcore_my_rows/rows.jsonl", "tests/test_rows.py"}
+    assert own < set(written)
+    assert not any("$" in written[name].read_text() for name in own)
+    # Not its laws, which take a minute.
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "tests"]
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_the_skeleton_of_rows_keeps_the_laws_of_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_package("task", "my-laws", tmp_path, "rows")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("DISTCORE_CACHE", str(tmp_path / "cache"))
+    reference = f"{folder}/distcore_my_laws/__init__.py:Task"
+    findings = suite_of("task").measure(reference)
+    assert [str(finding) for finding in findings if finding.held is False] == []
+    assert any(finding.held for finding in findings)
+
+
+def test_rows_are_those_of_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "reader", "mine", "--rows", "--into", str(tmp_path)]) == 2
+    said = "error: new reader --rows: only a task has rows; leave it out\n"
+    assert capsys.readouterr().err == said
 
 
 SLOW = ("extension", "launcher")

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from distcore import DataError
+from distcore_tasks.rows.encoding import naming_row
 from distcore_tasks.rows.lazy_table import NumberedSource
 from distcore_tasks.rows.pipeline import Encoded, Refuse
 from distcore_tasks.rows.table import CachedTable, OneRow, joined_table, row_of
@@ -57,7 +59,11 @@ def _encoded_anew(origin: Origin) -> Iterator[tuple[CachedTable, list[OneRow]]]:
         def refuse(place: int, what: str, places: Sequence[int] = places) -> None:
             raise values.problem(places[place], what)
 
-        encoded = encode(values.at(places), refuse)
+        def problem(place: int, what: str, places: Sequence[int] = places) -> DataError:
+            return values.problem(places[place], what)
+
+        with naming_row(problem):
+            encoded = encode(values.at(places), refuse)
         owners = np.arange(len(places)) if encoded.owners is None else encoded.owners
         rows = list[OneRow]()
         for owner in reversed(range(len(places))):

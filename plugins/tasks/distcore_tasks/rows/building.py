@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from distcore import DataError
 from distcore_data import pass_over
 from distcore_tasks.rows.blocks import write_streamed_blocks
 from distcore_tasks.rows.columns import LazyColumn
+from distcore_tasks.rows.encoding import EncodeError, Encoder, naming_row
 from distcore_tasks.rows.lazy_table import LazyTable
 from distcore_tasks.rows.pipeline import Facts, RowPipeline, TokenizerInfo
 from distcore_tasks.rows.sources import (
@@ -73,7 +75,7 @@ class _Entry:
         info = TokenizerInfo(tokens_of(tokenizer)["pad"], pipeline.describe_tokenizer(tokenizer))
         arrays: Any = info.arrays
         np.savez(self.folder / TOKENIZER_INFO, **arrays)
-        encode = partial(pipeline.encode, tokenizer, info)
+        encode = Encoder(pipeline, tokenizer, info)
 
         streamed = self._streamed(parts, encode)
         for name, values in streamed.items():
@@ -159,8 +161,14 @@ class _Entry:
         return streamed
 
     def _tokens_of(self, encode: Encode, values: Sequence[Any]) -> int:
-        """Return the number of tokens of some values. Those that are refused count, too."""
-        rows = encode(values, lambda place, what: None).table.all()
+        """Return the number of tokens of some values. Those that are refused count, too.
+
+        What is wrong is named with its row when all are encoded.
+        """
+        try:
+            rows = encode(values, lambda place, what: None).table.all()
+        except EncodeError:
+            return 0
         return int(self.pipeline.length(rows).sum())
 
     def _write(
@@ -226,7 +234,11 @@ class _Entry:
             def refuse(place: int, what: str, places: range = places) -> None:
                 raise values.problem(places[place], what)
 
-            table = encode(values.at(places), refuse).table
+            def problem(place: int, what: str, places: range = places) -> DataError:
+                return values.problem(places[place], what)
+
+            with naming_row(problem):
+                table = encode(values.at(places), refuse).table
             yield from table.jagged(tokens).lengths.tolist()
 
     def _facts_of_stored(
@@ -261,5 +273,9 @@ def _encodable(values: NumberedValues[Any], encode: Encode) -> NumberedValues[An
             pass_over(values.problem(places[place], what))
             refused.append(places[place])
 
-        encode(values.at(places), refuse)
+        def problem(place: int, what: str, places: range = places) -> DataError:
+            return values.problem(places[place], what)
+
+        with naming_row(problem):
+            encode(values.at(places), refuse)
     return values.only(without(len(values), np.array(refused))) if refused else values

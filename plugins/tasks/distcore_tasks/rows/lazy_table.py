@@ -10,6 +10,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import FetchedAhead, RowOrder
+from distcore_tasks.rows.encoding import naming_row
 from distcore_tasks.rows.pipeline import Refuse
 from distcore_tasks.rows.table import CachedTable, OneRow, Rows, joined_table, row_of
 from distcore_tasks.shared.streams.values import NumberedValues
@@ -80,7 +81,8 @@ class LazyTable:
         def refuse(place: int, what: str) -> None:
             raise self.values.problem(missing[place], what)
 
-        encoded = self._encode(self.values.at(missing), refuse)
+        with naming_row(lambda place, what: self.values.problem(missing[place], what)):
+            encoded = self._encode(self.values.at(missing), refuse)
         self._like = encoded
         for place, number in enumerate(missing):
             row = row_of(encoded, place)

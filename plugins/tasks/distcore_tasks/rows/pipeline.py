@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from distcore import Column, TaskError
-from distcore_data import Record, Source
+from distcore import Column
+from distcore_data import Record, Source, describe_value
 from distcore_tasks.rows.columns import column_of
-from distcore_tasks.rows.table import CachedTable, Rows, Table
-from distcore_tasks.shared.jagged import flat_digest
+from distcore_tasks.rows.own_code import digest_of_code
+from distcore_tasks.rows.table import CachedTable, Rows, Table, TableColumn
+from distcore_tasks.shared.jagged import Flat, flat_digest, flat_rows
 from distcore_tasks.shared.pretrained import load_tokenizer
 from distcore_tasks.shared.source_rows import Rows as SourceRows
 
@@ -59,15 +60,68 @@ class Encoded:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers of values that have something in common, such as those that were cut; facts."""
 
-    def check(self, pipeline: RowPipeline[Any], values: int) -> None:
-        """Raise TaskError unless these can be the rows of so many values."""
-        where = f"{type(pipeline).__name__}.encode"
+    @classmethod
+    def from_columns(
+        cls,
+        columns: Mapping[str, Sequence[Any]],
+        *,
+        owners: Sequence[int] | None = None,
+        **counts: int,
+    ) -> Encoded:
+        """Return rows by their columns.
+
+        A column has a list of integers for each row, such as its tokens, or one number: integers
+        are int64, others float32. Raises TypeError for anything else.
+        """
+        table = CachedTable({name: _column_of(name, values) for name, values in columns.items()})
+        places = None if owners is None else np.asarray(owners, np.int64)
+        return cls(table, places, counts)
+
+    def problem(
+        self, pipeline: RowPipeline[Any], values: int, vocab_size: int | None = None
+    ) -> str | None:
+        """Return why these cannot be the rows of so many values; ``None`` if they can.
+
+        ``vocab_size``: tokens must be below it.
+        """
         rows = values if self.owners is None else len(self.owners)
         if name := self.table.check_lengths(rows):
-            raise TaskError(f"{where}: column {name!r} has not one entry for each of {rows} rows")
+            return f"column {name!r} has not one entry for each of {rows} rows"
         if not isinstance(self.counts, Mapping) or not {*self.counts} <= {*pipeline.counts}:
             names = ", ".join(pipeline.counts)
-            raise TaskError(f"{where}: counts = {self.counts!r}, expected numbers of {names}")
+            return f"counts = {self.counts!r}, expected numbers of {names}"
+        for name in pipeline.tokens:
+            column = self.table.columns.get(name)
+            if not isinstance(column, Flat):
+                what = "no column" if column is None else "one number in the column"
+                return f"has {what} {name!r}, expected a list of tokens for each row"
+            if vocab_size is not None and (wrong := _outside(column.values, vocab_size)):
+                return f"column {name!r} has the token {wrong}, the vocabulary has {vocab_size}"
+        return None
+
+
+def _column_of(name: str, values: Sequence[Any]) -> TableColumn:
+    """Return a column of a table. Raises TypeError for values that make none."""
+    if any(isinstance(value, Sequence | np.ndarray) for value in values):
+        for value in values:
+            entries = np.asarray(value)
+            is_integers = entries.ndim == 1 and (entries.dtype.kind in "iub" or not entries.size)
+            if not is_integers or isinstance(value, str):
+                shown = describe_value(value)
+                raise TypeError(f"column {name!r} has a row with {shown}, expected integers")
+        return flat_rows(values)
+    numbers = np.asarray(values)
+    if len(numbers) and numbers.dtype.kind not in "iubf":
+        wrong = next(value for value in values if not isinstance(value, int | float))
+        shown = describe_value(wrong)
+        raise TypeError(f"column {name!r} has a row with {shown}, expected a number")
+    return numbers.astype(np.float32 if numbers.dtype.kind == "f" else np.int64)
+
+
+def _outside(tokens: np.ndarray, vocab_size: int) -> int | None:
+    """Return a token that no vocabulary of this size has; ``None`` without one."""
+    wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    return int(wrong[0]) if len(wrong) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +291,14 @@ class RowPipeline(BatchRows, Generic[V]):
     def check_source(self, source: Source) -> None:
         """Raise DataError for a source whose format cannot hold these rows."""
         return
+
+    @property
+    def code(self) -> list[str]:
+        """A digest of the code on which rows depend: those of a user's pipeline are made anew when
+        it has changed. Empty for pipelines of this distribution, which have a ``version``.
+        """
+        digest = digest_of_code(type(self))
+        return [] if digest is None else [digest]
 
     @abstractmethod
     def check(self, record: Record) -> str | None:

@@ -15,9 +15,10 @@ from distcore_data import row_error, source_digest
 from distcore_tasks.rows.blocks import open_streamed_blocks
 from distcore_tasks.rows.building import TOKENIZER_INFO, fill_entry
 from distcore_tasks.rows.dataset import RowDataset, RowsToPredict, VaryingRows, row_dataset
+from distcore_tasks.rows.encoding import Encoder, check_pipeline, naming_row, schema_of
 from distcore_tasks.rows.lazy_table import LazyTable, NumberedSource, StreamedTable
 from distcore_tasks.rows.pipeline import RowPipeline, TokenizerInfo
-from distcore_tasks.rows.sources import chosen_file, open_chosen, read_from, schema_of
+from distcore_tasks.rows.sources import chosen_file, open_chosen, read_from
 from distcore_tasks.rows.table import Table, open_table
 from distcore_tasks.rows.writing import Encode, table_of
 from distcore_tasks.shared.cache import CachedDatasets, Entry
@@ -49,6 +50,7 @@ def prepare_rows(
     files, the options that shape rows, the tokenizer, and its libraries' versions. Raises
     DataError, ModelError or ConfigError.
     """
+    check_pipeline(pipeline, config.loader.workers)
     options = pipeline.options
     cached = CachedDatasets(
         kind=pipeline.kind,
@@ -56,7 +58,7 @@ def prepare_rows(
         embedded=pipeline.embedded,
         made_from=pipeline.made_from,
     )
-    settings = [dict(pipeline.columns), *pipeline.settings]
+    settings = [dict(pipeline.columns), *pipeline.settings, *pipeline.code]
     # A pretrained model has its own vocabulary.
     vocab_size = options.tokenizer.vocab_size if options.from_scratch else 0
     build = partial(fill_entry, pipeline=pipeline, seed=config.seed)
@@ -118,7 +120,7 @@ class _OpenedEntry:
         file = chosen_file(self.entry.folder, name)
         values = open_chosen(options.sources[name], self.pipeline, file)
         tokenizer = self.pipeline.load_tokenizer(options.model, self.entry.tokenizer)
-        return values, partial(self.pipeline.encode, tokenizer, self.info)
+        return values, Encoder(self.pipeline, tokenizer, self.info)
 
     def _stored(self, name: str) -> tuple[Table, str]:
         """Return the rows of a dataset, and the digest of their tokens."""
@@ -146,6 +148,7 @@ class _OpenedEntry:
             None if bits is None else hashlib.sha256(bits).hexdigest(),
             tokenizer_digest(self.entry.tokenizer),
             *self.pipeline.streamed_settings,
+            *self.pipeline.code,
         ]
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
@@ -163,9 +166,10 @@ def rows_to_predict(
     info = TokenizerInfo(data.pad, pipeline.describe_tokenizer(tokenizer))
     given = _GivenValues(name, rows.start, values)
     lengths = [pipeline.approximate_length(value) for value in values]
-    encode = partial(pipeline.encode, tokenizer, info)
+    encode = Encoder(pipeline, tokenizer, info)
     if None in lengths:
-        return row_dataset(pipeline, encode(values, given.refuse).table, info)
+        with naming_row(given.problem):
+            return row_dataset(pipeline, encode(values, given.refuse).table, info)
     return RowsToPredict(
         pipeline=pipeline,
         table=LazyTable(given, partial(table_of, encode)),

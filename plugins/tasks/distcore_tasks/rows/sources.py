@@ -11,6 +11,7 @@ import numpy as np
 
 from distcore import DataError
 from distcore_data import ChosenRows, Source, data_format, numbered_records, skipping
+from distcore_tasks.rows.encoding import schema_of
 from distcore_tasks.rows.pipeline import RowPipeline
 from distcore_tasks.shared.arrays import map_array
 from distcore_tasks.shared.mixtures import mixed_sources, source_bounds
@@ -94,11 +95,6 @@ class SizedPass(Generic[V]):
     def __iter__(self) -> Iterator[V]:
         """Yield the values in order."""
         return (value for _, value in in_one_pass({"": self.values}, self.source))
-
-
-def schema_of(pipeline: RowPipeline[V]) -> Schema[V]:
-    """Return what is read of a row of one source."""
-    return Schema(pipeline.columns, pipeline.checker(), pipeline.value)
 
 
 def open_source(source: str, pipeline: RowPipeline[V], *, in_memory: bool) -> Values[V]:

@@ -112,6 +112,15 @@ class Rows:
             starts, ends = starts[self.numbers], ends[self.numbers]
         return Spans(column.values, starts, ends)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.table.columns)
+
+    def is_jagged(self, name: str) -> bool:
+        """Return True for a column with some entries of each row."""
+        return not isinstance(self.table.columns[name], np.ndarray)
+
     def lengths(self, name: str) -> np.ndarray:
         """Return the entries of each row in a jagged column, int64 ``(n,)``; reads none of them."""
         return self.spans(name).lengths

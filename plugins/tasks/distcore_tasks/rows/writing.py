@@ -14,6 +14,7 @@ import numpy as np
 from distcore import DataError
 from distcore_data import pass_over
 from distcore_tasks.rows.blocks import write_blocks
+from distcore_tasks.rows.encoding import naming_row
 from distcore_tasks.rows.origins import SOURCE_ID, SOURCE_ROW
 from distcore_tasks.rows.pipeline import Encoded, Refuse, RowPipeline
 from distcore_tasks.rows.sources import Values
@@ -114,13 +115,18 @@ class DatasetWriter:
             self._first_refusal = self._first_refusal or error
             refused.add(place)
 
-        encoded: Encoded | None = self._encode(values, refuse)
+        encoded: Encoded | None
+        with naming_row(lambda place, what: self.values.problem(self._begin + place, what)):
+            encoded = self._encode(values, refuse)
         if refused:
             # Again, without them: they count for nothing.
-            values = [values[place] for place in places if place not in refused]
-            encoded = self._encode(values, refuse) if values else None
+            left = [place for place in places if place not in refused]
+            values = [values[place] for place in left]
+            with naming_row(
+                lambda place, what: self.values.problem(self._begin + left[place], what)
+            ):
+                encoded = self._encode(values, refuse) if values else None
         if encoded:
-            encoded.check(self._pipeline, len(values))
             accepted = np.array([place for place in places if place not in refused], np.int64)
             self._writer.add(self._with_origins(encoded, values, self._begin + accepted))
             self.counts.update(encoded.counts)

@@ -39,20 +39,32 @@ FILES = {
     "package/pyproject.toml.txt": "pyproject.toml",
     "package/ci.yml.txt": ".github/workflows/laws.yml",
     "package/py.typed.txt": "{package}/py.typed",
-    "{kind}/README.md.txt": "README.md",
-    "{kind}/{kind}.py.txt": "{package}/__init__.py",
+    "{skeleton}/README.md.txt": "README.md",
+    "{skeleton}/{skeleton}.py.txt": "{package}/__init__.py",
 }
 """Templates, with the files of the package that they become."""
+ROWS = "rows"
+"""The skeleton of a task on rows of data files."""
+FILES_OF_ROWS = {
+    "rows/rows.jsonl.txt": "{package}/rows.jsonl",
+    "rows/test_rows.py.txt": "tests/test_rows.py",
+}
+"""Templates of such a task in addition."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore new KIND NAME [--into FOLDER]"
+    parser.usage = "distcore new KIND NAME [--rows] [--into FOLDER]"
     parser.add_argument("kind", metavar="KIND", help=f"what to write: {', '.join(KINDS)}")
     parser.add_argument(
         "name",
         metavar="NAME",
         help="its name, as it will follow --KIND; the folder is distcore-NAME",
+    )
+    parser.add_argument(
+        "--rows",
+        action="store_true",
+        help="a task on rows of data files, with a cache and streams, and a test of its rows",
     )
     parser.add_argument(
         "--into",
@@ -69,7 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"new {kind}: no such kind{nearest(kind, KINDS)} (kinds: {', '.join(KINDS)})"
         )
-    folder = write_package(kind, arguments.name, Path(arguments.into))
+    if arguments.rows and kind != "task":
+        raise ConfigError(f"new {kind} --rows: only a task has rows; leave it out")
+    skeleton = ROWS if arguments.rows else kind
+    folder = write_package(kind, arguments.name, Path(arguments.into), skeleton)
     print(f"wrote {folder}; next:")
     print(f"  {_in_path('python')} -m pip install --editable {folder}")
     print(f"  {_in_path('python')} -m pytest {folder}")
@@ -88,8 +103,12 @@ def _in_path(program: str) -> str:
     return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 
 
-def write_package(kind: str, name: str, into: Path) -> Path:
-    """Write the package of a plugin into a new folder below ``into``; raises ConfigError."""
+def write_package(kind: str, name: str, into: Path, skeleton: str = "") -> Path:
+    """Write the package of a plugin into a new folder below ``into``; raises ConfigError.
+
+    ``skeleton``: the folder of its templates, by default that of its kind.
+    """
+    skeleton = skeleton or kind
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise ConfigError(
             f"new {kind} {name!r}: expected lower-case letters, digits and hyphens, a letter first"
@@ -112,12 +131,13 @@ def write_package(kind: str, name: str, into: Path) -> Path:
         "group": KINDS[kind],
         "object": OBJECTS.get(kind, f":{kind.capitalize()}"),
         "needs": ", ".join(
-            f'"{need}"' for need in ("distcore>=0.1,<1", *NEEDS.get(kind, ()), "torch>=2.9")
+            f'"{need}"' for need in ("distcore>=0.1,<1", *NEEDS.get(skeleton, ()), "torch>=2.9")
         ),
     }
     templates = files("distcore_workbench") / "skeleton"
-    for template, target in FILES.items():
-        text = (templates / template.format(kind=kind)).read_text(encoding="utf-8")
+    more_files = FILES_OF_ROWS if skeleton == ROWS else {}
+    for template, target in (FILES | more_files).items():
+        text = (templates / template.format(skeleton=skeleton)).read_text(encoding="utf-8")
         file = folder / target.format(package=package)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
