@@ -188,9 +188,14 @@ def _take_files(files: dict[int, int]) -> None:
     _close(moved.values())
 
 
+def _die_with_parent() -> None:
+    """Have Linux kill this process once its parent is dead."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _take_state(request: dict[str, Any]) -> None:
     """Have this process be as the one that asked for the program."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _die_with_parent()
     os.setpgid(0, request["group"])
     os.chdir(request["folder"])
     os.umask(request["umask"])
@@ -252,5 +257,6 @@ def become(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    _die_with_parent()  # also where a time limit kills the tests
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the tests
     become(Warm(sys.argv[1], socket.socket(fileno=int(sys.argv[2]))).serve())
