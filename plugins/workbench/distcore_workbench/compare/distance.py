@@ -69,13 +69,17 @@ def distance(path: Path, reference: Path) -> Distance:
     return Distance(largest=largest, relative=relative, tensor=largest_tensor)
 
 
-def other_bits(path: Path, reference: Path) -> OtherBits:
-    """Compare all tensors of two checkpoints bit by bit, one tensor at a time."""
+def other_bits(path: Path, reference: Path, under: str = "") -> OtherBits:
+    """Compare the tensors of two checkpoints bit by bit, one tensor at a time.
+
+    All of them, or those whose names begin with ``under``.
+    """
     compared = Checkpoint(path)
     expected = Checkpoint(reference)
     differing: dict[str, int] = {}
     elements = 0
-    for name in sorted({*compared, *expected}):
+    names = {name for name in {*compared, *expected} if name.startswith(under)}
+    for name in sorted(names):
         either = expected if name in expected else compared
         count = math.prod(either.entry(name).shape)
         elements += count
