@@ -1,15 +1,18 @@
-"""Context parallelism (Ulysses): each rank computes a decoder's blocks for parts of sequences.
+"""Context parallelism: each rank computes a decoder's blocks for parts of sequences.
 
-From the first block to the last, each rank has its own tokens. Attention needs all tokens: there
-ranks exchange tokens for heads, and each rank computes some heads over the whole sequence. Every
+From the first block to the last, each rank has its own tokens. Attention needs all tokens. There
+ranks exchange tokens for heads, and each rank computes some heads over the whole sequence
+(Ulysses); or keys and values go around the ranks (a ring). Every
 rank computes embeddings, the last norm and the head for whole sequences. A sequence that does not
 divide is padded inside the blocks, but not in attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 
 from distcore import StrategyError
 from distcore.model import repeated_blocks
+from distcore_mesh.document_attention import PackedRows, attend
 from distcore_mesh.mask_parts import WHOLE, split_features, split_heads, split_tokens
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.tp_plans import model_type
@@ -24,6 +28,8 @@ from distcore_mesh.tp_plans import model_type
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox", "gpt2")
 """Model types whose blocks are known to work on a part of a sequence. All of them are tested."""
 PREFIX = "distcore_ulysses_"
+Exchange = Literal["auto", "heads", "blocks", "keys"]
+"""How ranks that share sequences compute attention; see ``MeshOptions.cp_exchange``."""
 
 
 @dataclass(eq=False)
@@ -34,6 +40,8 @@ class SplitSequences:
     """The ranks that share each sequence."""
     names: frozenset[str]
     """Parameters inside the blocks. A rank computes their gradients for its own tokens only."""
+    exchange: Exchange = "heads"
+    """How attention is computed."""
     layers: tuple[int, int] = WHOLE
     """Number of this rank among the ranks that also share layers, and their number."""
     length: int = field(default=0, init=False)
@@ -118,26 +126,29 @@ class SplitSequences:
 
 
 def split_sequences(
-    model: nn.Module, group: ParallelGroup, layers: tuple[int, int]
+    model: nn.Module, group: ParallelGroup, layers: tuple[int, int], exchange: Exchange = "heads"
 ) -> SplitSequences:
     """Have the blocks of ``model`` compute a part of each sequence.
 
-    ``layers`` is that of ``SplitSequences``. Raises StrategyError, one line, for a model type that
-    is not known to work, or heads that do not divide.
+    ``layers`` is that of ``SplitSequences``; ``exchange`` is the option. Raises StrategyError, one
+    line, for a model type that is not known to work, or heads that do not divide.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    check_sequences(model, group.size, layers[1])
+    check_sequences(model, group.size, layers[1], exchange)
     blocks = list(repeated_blocks(model).values())
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     names = frozenset(
         name for name, parameter in model.named_parameters() if id(parameter) in inside
     )
-    sequences = SplitSequences(group, names, layers)
+    exchange = _resolve_exchange(exchange, _attentions(blocks), group.size * layers[1])
+    sequences = SplitSequences(group, names, exchange, layers)
     for attention in _attentions(blocks):
         original = _implementation(attention)
         mask_function = ALL_MASK_ATTENTION_FUNCTIONS[original]
+        if exchange != "heads":
+            mask_function = partial(_mask_beside_documents, mask_function, exchange)
         ALL_ATTENTION_FUNCTIONS.register(PREFIX + original, _attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(PREFIX + original, mask_function)
         # Stored on the module, because transformers' registry hands nothing else to ``_attend``.
@@ -151,7 +162,32 @@ def split_sequences(
     return sequences
 
 
-def check_sequences(model: nn.Module, cp: int, tp: int) -> None:
+def _resolve_exchange(exchange: Exchange, attentions: list[Any], ranks: int) -> Exchange:
+    """Return ``keys`` for ``auto`` where ``ranks`` do not divide the heads, and ``heads`` where
+    attention has dropout or the model is not on a CPU, for which blocks have no kernel.
+    """
+    if exchange != "auto":
+        return exchange
+    if any(_implementation(attention) != "sdpa" for attention in attentions):
+        return "heads"  # which has kernels of its own for packed rows
+    if any(_odd_heads(attention.config, ranks) for attention in attentions):
+        return "keys"
+    is_on_cpu = all(
+        parameter.device.type == "cpu"
+        for attention in attentions
+        for parameter in attention.parameters()
+    )
+    return "auto" if is_on_cpu and not any(map(_has_dropout, attentions)) else "heads"
+
+
+def _has_dropout(attention: Any) -> bool:
+    """Return True if an attention layer drops attention weights in training."""
+    dropout = getattr(attention, "attn_dropout", None)
+    rate = dropout.p if dropout is not None else getattr(attention, "attention_dropout", 0.0)
+    return bool(rate)
+
+
+def check_sequences(model: nn.Module, cp: int, tp: int, exchange: Exchange = "heads") -> None:
     """Raise StrategyError, one line, unless ``cp`` ranks can share the sequences of ``model``.
 
     ``model`` may be on the meta device.
@@ -166,7 +202,8 @@ def check_sequences(model: nn.Module, cp: int, tp: int) -> None:
             f" are: {', '.join(MODEL_TYPES)})"
         )
     for attention in _attentions(list(repeated_blocks(model).values())):
-        _check_heads(attention.config, cp, tp)
+        if exchange in ("heads", "blocks"):
+            _check_heads(attention.config, cp, tp)
         original = _implementation(attention)
         if original not in ALL_ATTENTION_FUNCTIONS:
             raise StrategyError(
@@ -190,18 +227,24 @@ def _implementation(attention: Any) -> str:
     return name.removeprefix(PREFIX)
 
 
+def _odd_heads(config: Any, ranks: int) -> dict[str, int]:
+    """Return the numbers of heads that ``ranks`` do not divide, by their key in the config."""
+    counts = {
+        key: getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads")
+    }
+    return {key: n for key, n in counts.items() if isinstance(n, int) and n % ranks}
+
+
 def _check_heads(config: Any, cp: int, tp: int) -> None:
     """Raise StrategyError unless the ranks have equal numbers of heads."""
-    for key in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, key, None)
-        if isinstance(heads, int) and heads % (tp * cp):
-            candidates = range(1, heads + 1)
-            possible = ", ".join(str(size) for size in candidates if heads % (tp * size) == 0)
-            among = f" over tp = {tp}" if tp > 1 else ""
-            raise StrategyError(
-                f"strategy_options.cp = {cp}: must divide {key} = {heads}{among} (possible:"
-                f" {possible})"
-            )
+    for key, heads in _odd_heads(config, tp * cp).items():
+        candidates = range(1, heads + 1)
+        possible = ", ".join(str(size) for size in candidates if heads % (tp * size) == 0)
+        among = f" over tp = {tp}" if tp > 1 else ""
+        raise StrategyError(
+            f"strategy_options.cp = {cp}: must divide {key} = {heads}{among} (possible:"
+            f" {possible}); or use cp_exchange = 'keys', which divides no heads"
+        )
 
 
 def _attend(
@@ -216,11 +259,98 @@ def _attend(
         raise StrategyError(
             "strategy 'mesh': with cp greater than 1 a model cannot generate; use cp = 1"
         )
+    if sequences.exchange == "keys":
+        rows = _packed_rows(sequences, module, query, mask, options)
+        output = attend(query, key, value, rows, _scale(query, options), sequences.group)
+        return output.transpose(1, 2), None
     query = sequences.tokens_to_heads(query)
     key = sequences.tokens_to_heads(key)
     value = sequences.tokens_to_heads(value)
-    output, _ = attention(module, query, key, value, mask, **options)
+    if _goes_by_documents(sequences, mask, options):
+        rows = _packed_rows(sequences, module, query, mask, options)
+        key, value = key.contiguous(), value.contiguous()
+        output = attend(query.contiguous(), key, value, rows, _scale(query, options))
+        output = output.transpose(1, 2)
+    else:
+        output, _ = attention(module, query, key, value, mask, **options)
     return sequences.heads_to_tokens(output), None
+
+
+def _goes_by_documents(
+    sequences: SplitSequences, mask: Tensor | None, options: dict[str, Any]
+) -> bool:
+    """Return True if a rank computes its heads document by document.
+
+    With ``auto`` rows of one document each go to the model's own attention, which takes them
+    together; so do rows that need a mask.
+    """
+    if sequences.exchange != "auto":
+        return sequences.exchange == "blocks"
+    positions = options.get("position_ids")
+    if mask is not None or positions is None:
+        return False
+    return _are_packed(positions) or options.get("sliding_window") is not None
+
+
+def _packed_rows(
+    sequences: SplitSequences,
+    module: nn.Module,
+    query: Tensor,
+    mask: Tensor | None,
+    options: dict[str, Any],
+) -> PackedRows:
+    """Return the documents of the rows; raises StrategyError for what blocks cannot compute."""
+    why = None
+    positions = options.get("position_ids")
+    if options.get("dropout") and module.training:
+        why = "has no dropout; set the model's attention_dropout to 0"
+    elif mask is not None and mask.dim():
+        why = "needs padding at the end of rows alone"
+    elif positions is None:
+        why = "needs position_ids, which this model does not hand to its attention"
+    elif mask is not None and _are_packed(positions):
+        why = "takes packed rows without an attention_mask, under which documents see each other"
+    elif query.device.type != "cpu":
+        why = f"has no kernel on {query.device.type}"
+    if why is not None:
+        raise StrategyError(
+            f"strategy_options.cp_exchange = {sequences.exchange!r}: attention by documents {why};"
+            " or use heads"
+        )
+    assert positions is not None
+    return PackedRows.of_positions(positions.expand(len(query), -1), options.get("sliding_window"))
+
+
+def _are_packed(positions: Tensor) -> bool:
+    """Return True if a row has more than one document."""
+    return bool((positions[:, 1:] == 0).any())
+
+
+def _scale(query: Tensor, options: dict[str, Any]) -> float:
+    """Return the factor of the products of queries and keys."""
+    scale = options.get("scaling")
+    return float(query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _mask_beside_documents(
+    make_mask: Callable[..., Tensor | None],
+    exchange: Exchange,
+    *sizes: Any,
+    attention_mask: Tensor | None = None,
+    **settings: Any,
+) -> Tensor | None:
+    """Return no mask for rows without an attention mask, whose documents follow from positions.
+
+    An attention mask has the model leave documents out of account. With ``auto`` it then makes the
+    mask of one process. Else the result has no dimension where padding is at the end of rows alone,
+    which no token sees.
+    """
+    if attention_mask is None:
+        return None
+    ends_with_padding = bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())
+    if ends_with_padding and exchange != "auto":
+        return attention_mask.new_ones(())
+    return make_mask(*sizes, attention_mask=attention_mask, **settings)
 
 
 def _split_block(block: nn.Module, sequences: SplitSequences, first: bool, last: bool) -> None:

@@ -16,7 +16,7 @@ from distcore import ConfigError, RunConfig, StrategyError
 from distcore.model import repeated_classes
 from distcore_fsdp import options as fsdp_options
 from distcore_fsdp import units
-from distcore_mesh.context_parallel import check_sequences
+from distcore_mesh.context_parallel import Exchange, check_sequences
 from distcore_mesh.experts import check_experts, find_experts
 from distcore_mesh.loss_parallel import check_head
 from distcore_mesh.pipeline_split import check_stages
@@ -57,6 +57,12 @@ class MeshOptions:
     cp: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each sequence in the blocks of a decoder (context parallelism). They are
     one data shard, too.
+    """
+    cp_exchange: Exchange = "auto"
+    """What ranks of ``cp`` exchange in attention. ``heads``: tokens for heads, under a mask.
+    ``blocks``: the same, document by document without a mask. ``keys``: keys and values go around.
+    ``auto``: ``keys`` if C does not divide the heads, else ``blocks`` for packed rows and ``heads``
+    for others.
     """
     ep: Annotated[int, Field(ge=1)] = 1
     """Ranks that share the experts of each layer of a mixture (expert parallelism). They have rows
@@ -177,6 +183,10 @@ class MeshOptions:
                 f"strategy_options.activation_checkpointing = 'products': not with tp = {self.tp}:"
                 f" {why}"
             )
+        if self.cp_exchange != "auto" and self.cp == 1:
+            raise ConfigError(
+                f"strategy_options.cp_exchange = {self.cp_exchange!r}: needs cp greater than 1"
+            )
         if self.cp > 1 and self.activation_checkpointing:
             remedy = "use --set gradient_checkpointing=true"
             raise ConfigError(
@@ -209,7 +219,7 @@ class MeshOptions:
         elif self.tp > 1 and find_experts(meta_model):
             check_experts(meta_model, f"tp = {self.tp}", self.tp)
         if self.cp > 1:
-            check_sequences(meta_model, self.cp, self.tp)
+            check_sequences(meta_model, self.cp, self.tp, self.cp_exchange)
         if self.pp > 1:
             check_stages(meta_model, self.pp, self.chunks)
         if self.activation_checkpointing and not repeated_classes(meta_model):

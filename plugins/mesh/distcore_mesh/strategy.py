@@ -221,7 +221,9 @@ class MeshStrategy(MeshOptions):
             first = run.world.rank == stages.rank * (run.world.size // self.pp)
             layout = replace(layout, of_stage=mine, is_first_of_stage=first)
         if self.cp > 1:
-            sequence_split = split_sequences(model, sequences, (layers.rank, layers.size))
+            sequence_split = split_sequences(
+                model, sequences, (layers.rank, layers.size), self.cp_exchange
+            )
         if values is None:
             model = model.to(run.world.device)
         units = fsdp_units.find_units(model, block_classes)

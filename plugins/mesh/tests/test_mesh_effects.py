@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from distcore import ConfigError, RunConfig, StrategyError
 from distcore.resolve.resolve import resolve
 from distcore.testing.lab import Job
 from distcore.testing.problem import VOCABULARY, Problem
+from distcore_mesh import context_parallel
+from distcore_mesh.document_attention import attend
 from distcore_mesh.strategy import MeshStrategy
 
 IN_BF16 = {"precision": "bf16"}
@@ -46,6 +49,23 @@ def tokens_of_a_block(job: Job) -> int:
     block.register_forward_hook(lambda _module, _inputs, output: seen.append(output.shape[1]))
     job.train(1)
     return seen[0]
+
+
+def exchanged(job: Job) -> tuple[bool, bool]:
+    """Return if ranks exchange tokens for heads, and if attention is by documents."""
+    with (
+        Traffic() as traffic,
+        patch.object(context_parallel, "attend", wraps=attend) as by_document,
+    ):
+        job.train(1)
+    names = {name for name, *_ in traffic.sent}
+    return any("alltoall" in name for name in names), by_document.called
+
+
+def experts(job: Job) -> int:
+    """Return how many experts a forward pass of this rank computes with."""
+    module: Any = job.run.module.get_submodule("blocks.0.experts")
+    return int(module.num_experts)
 
 
 def gathers_logits(job: Job) -> bool:
@@ -119,6 +139,23 @@ def effects(folder: Path) -> dict[str, Effect]:
             problem=Sentences(),
             default=LENGTH,
             changed=(({"cp": 2}, LENGTH // 2),),
+        ),
+        "cp_exchange": Effect(
+            measured=exchanged,
+            problem=Sentences(),
+            without={"cp": 2},
+            default=(True, False),
+            changed=(
+                ({"cp": 2, "cp_exchange": "heads"}, (True, False)),
+                ({"cp": 2, "cp_exchange": "blocks"}, (True, True)),
+                ({"cp": 2, "cp_exchange": "keys"}, (False, True)),
+            ),
+        ),
+        "ep": Effect(
+            measured=experts,
+            problem=Problem(experts=4),
+            default=4,
+            changed=(({"ep": 2}, 2),),
         ),
         "replicate": Effect(measured=layout, default=(2,), changed=(({"replicate": 2}, (2, 1)),)),
         "shard": Effect(
