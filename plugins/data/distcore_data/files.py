@@ -46,8 +46,7 @@ Source = Path | Split | Filtered
 some of their rows.
 """
 RENAMED = {
-    ".tsv": "; rename it to .csv",
-    ".tab": "; rename it to .csv",
+    ".tab": "; rename it to .tsv",
     ".xlsx": "; save it as .csv",
 }
 """What to do with tables of other names."""

@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import pytest
 from data_cases import TEXTS, write
 
 from distcore import DataError
+from distcore_data import IndexedRows, data_format
 from distcore_data.files import read_records, source_digest
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
@@ -153,8 +155,8 @@ BAD = {
         "a.xml",
         "x",
         (
-            r"unknown extension '.xml' \(known: .arrow, .csv, .json, .jsonl, .*, .tar, .txt, .list,"
-            r" also with .gz, .zst, .bz2 or .xz\)"
+            r"unknown extension '.xml' \(known: .arrow, .csv, .json, .jsonl, .*, .tar, .txt, .tsv,"
+            r" .list, also with .gz, .zst, .bz2 or .xz\)"
         ),
     ),
     "bad json": ("a.json", '[["x", 1],\n["y" 2]]', "line 2, column 6: not valid JSON"),
@@ -446,3 +448,71 @@ def test_a_column_inside_another_has_a_dot_in_its_name(tmp_path, suffix):
 def test_a_name_with_a_dot_may_be_that_of_a_column(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a.b": 1, "a": {"b": 2}}\n')
     assert list(read_records(tmp_path / "a.jsonl", {"columns.x": "a.b"})) == [(1,)]
+
+
+def test_a_tsv_file_has_tabs_whatever_its_texts_have(tmp_path: Path) -> None:
+    columns = {"columns.text": "text", "columns.label": "label"}
+    (tmp_path / "a.tsv").write_text('text\tlabel\na, b; c\t1\n"two\nlines"\t2\n')
+    (tmp_path / "b.TSV.gz").write_bytes(gzip.compress(b"label\ttext\n3\tx,y\n"))
+    (tmp_path / "one.tsv").write_text("a;text,b\ntab-less, row\n")
+    rows = [("a, b; c", "1"), ("two\nlines", "2"), ("x,y", "3")]
+    assert list(read_records(tmp_path / "a.tsv", columns)) == rows[:2]
+    # A column whose name has other delimiters: its file would be cut by them as .csv.
+    whole = {"columns.text": "a;text,b"}
+    assert list(read_records(tmp_path / "one.tsv", whole)) == [("tab-less, row",)]
+    source = Path(f"{tmp_path}/a.tsv,{tmp_path}/b.TSV.gz")
+    assert IndexedRows(source, columns)[[2, 0, 1]] == [rows[2], *rows[:2]]
+    assert data_format(source) == ".csv"
+    (tmp_path / "rows").mkdir()
+    shutil.copy(tmp_path / "a.tsv", tmp_path / "rows")
+    assert list(read_records(tmp_path / "rows", columns)) == rows[:2]
+
+
+AS_WRITTEN = ["007", "NA", "null", "None", "nan", "true", "1e5", "2024-01-02", str(2**70), " a "]
+"""Texts that other readers make numbers, nulls, truth values or dates of."""
+TEXT_FORMATS = {
+    "csv": lambda value: f'text\n"{value}"\n',
+    "tsv": lambda value: f"text\n{value}\n",
+    "txt": lambda value: f"{value}\n",
+    "jsonl": lambda value: json.dumps({"text": value}) + "\n",
+    "json": lambda value: json.dumps([{"text": value}]),
+}
+
+
+@pytest.mark.parametrize("form", TEXT_FORMATS)
+def test_a_text_stays_as_it_is_written(form: str, tmp_path: Path) -> None:
+    for number, value in enumerate(AS_WRITTEN):
+        file = tmp_path / f"{number}.{form}"
+        file.write_text(TEXT_FORMATS[form](value))
+        for columns in ({"columns.text": "text"}, {"columns.text": "text", "columns.id?": "id"}):
+            others = () if len(columns) == 1 else (None,)
+            assert list(read_records(file, columns)) == [(value, *others)]
+            assert IndexedRows(file, columns)[[0]] == [(value, *others)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "tar"])
+def test_a_text_of_columns_and_members_stays_as_it_is_written(form: str, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import shard_cases
+    from pyarrow import ipc
+    from pyarrow import parquet as pq
+
+    file = tmp_path / f"rows.{form}"
+    table = pa.table({"text": AS_WRITTEN})
+    if form == "parquet":
+        pq.write_table(table, file)
+    elif form == "arrow":
+        with ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        shard_cases.tar(file, [{"txt": value.encode()} for value in AS_WRITTEN])
+    assert list(read_records(file, {"columns.text": "text"})) == [(value,) for value in AS_WRITTEN]
+
+
+def test_numbers_of_json_stay_as_they_are_written(tmp_path: Path) -> None:
+    values = [2**70, 2**53 + 1, 0.1, True, None, "007", [1, "a"], {"b": None}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"text": value}) + "\n" for value in values))
+    read = [value for (value,) in read_records(file, {"columns.text": "text"})]
+    assert read == values
+    assert list(map(type, read)) == list(map(type, values))

@@ -112,7 +112,7 @@ def test_without_it_the_extension_is_unknown_and_with_it_named(
 ) -> None:
     (tmp_path / "notes.md").write_text("no rows")
     with pytest.raises(
-        DataError, match=r"unknown extension '.md' \(known: .*, .tar, .txt, .pairs, .list"
+        DataError, match=r"unknown extension '.md' \(known: .*, .tar, .txt, .pairs, .tsv, .list"
     ):
         list(read_records(tmp_path / "notes.md", COLUMNS))
     monkeypatch.setenv("DISTCORE_BLOCK_PLUGINS", "pairs")
@@ -189,7 +189,7 @@ def test_the_formats_that_are_here_are_read_whatever_plugins_a_run_may_load(
     monkeypatch.setenv("DISTCORE_LOAD_PLUGINS", "their-task")
     (tmp_path / "rows.csv").write_text("text,label\na,1\n")
     assert list(read_records(tmp_path / "rows.csv", COLUMNS)) == [("a", "1")]
-    with pytest.raises(DataError, match=r"unknown extension '.pairs' \(known: .*, .txt, .list"):
+    with pytest.raises(DataError, match=r"unknown extension '.pairs' \(known: .*, .txt, .tsv"):
         list(read_records(written(tmp_path), COLUMNS))
 
 

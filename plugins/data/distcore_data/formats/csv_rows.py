@@ -26,7 +26,13 @@ from distcore_data.formats.columns import (
     tried,
     with_nulls,
 )
-from distcore_data.formats.opening import BROKEN, broken, text_lines
+from distcore_data.formats.opening import (
+    BROKEN,
+    TABS,
+    broken,
+    text_lines,
+    written_extension,
+)
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import LINE, TooLong, bounded_lines, most_bytes
 
@@ -176,7 +182,7 @@ def _is_number(text: str) -> bool:
 
 def csv_delimiter(path: Path, columns: Columns) -> str:
     """Return the delimiter with which the header has all columns, else the one with the most
-    columns of any name.
+    columns of any name; of a ``.tsv`` file a tab.
     """
 
     def fit(delimiter: str) -> tuple[bool, int]:
@@ -184,7 +190,8 @@ def csv_delimiter(path: Path, columns: Columns) -> str:
         header = next(filter(None, lines), [])
         return set(required(columns).values()) <= set(header), len(header)
 
-    return max(DELIMITERS, key=fit)
+    has_tabs = written_extension(path) == TABS
+    return "\t" if has_tabs else max(DELIMITERS, key=fit)
 
 
 def csv_columns(path: Path) -> list[str]:

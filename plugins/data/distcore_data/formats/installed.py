@@ -19,7 +19,7 @@ from distcore.hints import how_to_get
 from distcore.registry import load, offers
 from distcore_data.formats.columns import Columns
 from distcore_data.formats.format import FileFormat, FolderFormat, Format, Rows
-from distcore_data.formats.opening import extension
+from distcore_data.formats.opening import ALIASES, extension
 from distcore_data.formats.places import Place
 from distcore_data.room import INDEX
 
@@ -53,8 +53,9 @@ def _names() -> list[str]:
 
 
 def extensions() -> list[str]:
-    """Return the extensions of all formats of files."""
-    return [f".{name}" for name in _names() if not name.startswith(OF_FOLDERS)]
+    """Return the extensions of all formats of files, and their aliases."""
+    names = [f".{name}" for name in _names() if not name.startswith(OF_FOLDERS)]
+    return [*names, *ALIASES]
 
 
 def is_known(kind: str) -> bool:

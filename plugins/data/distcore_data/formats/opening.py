@@ -22,6 +22,10 @@ State = tuple[int, int, int]
 """What changes with a file: its number in the file system, its size, and when it was written."""
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 """Second extensions of compressed files."""
+TABS = ".tsv"
+"""Extension of CSV files whose delimiter is a tab."""
+ALIASES = {TABS: ".csv"}
+"""Other extensions of a format."""
 BROKEN: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
 """Exceptions of a file that cannot be read, or whose compression is damaged."""
 with suppress(ImportError):  # Python may be built without it
@@ -40,8 +44,14 @@ def state_of(path: Path | str) -> State:
 
 def extension(path: Path) -> str:
     """Return the extension that names the format of a file's rows, in lower case: of
-    ``a.csv.gz`` it is ``.csv``.
+    ``a.csv.gz`` it is ``.csv``, and of ``a.tsv``, too.
     """
+    written = written_extension(path)
+    return ALIASES.get(written, written)
+
+
+def written_extension(path: Path) -> str:
+    """Return the extension of a file before that of its compression, in lower case."""
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 

@@ -15,7 +15,7 @@ from distcore_data import Record, describe_value
 from distcore_tasks.rows.pipeline import BatchInfo, Encoded, Refuse, RowPipeline, TokenizerInfo
 from distcore_tasks.rows.table import CachedTable, Rows
 from distcore_tasks.shared.arrays import digest_arrays
-from distcore_tasks.shared.jagged import Flat, flat_digest
+from distcore_tasks.shared.jagged import flat_digest
 from distcore_tasks.shared.options import TaskOptions
 from distcore_tasks.shared.pretrained import load_tokenizer, set_pad_token
 from distcore_tasks.shared.sources import text_problem
@@ -74,10 +74,10 @@ class TextRows(RowPipeline[Texts]):
             return super().content(table)
         digest = hashlib.sha256()
         for name, column in sorted(table.columns.items()):
-            if isinstance(column, Flat):
-                entries = flat_digest(column)
-            else:
+            if isinstance(column, np.ndarray):
                 entries = digest_arrays(column, widen=True)
+            else:
+                entries = flat_digest(table.jagged(name))
             digest.update(f"{name} {entries}\n".encode())
         return digest.hexdigest()
 
