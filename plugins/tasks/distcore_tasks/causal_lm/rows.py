@@ -58,7 +58,7 @@ class CausalRows(RowPipeline[Any]):
     """Tokens of which some are targets. A value is a text, a pair of texts, or a conversation."""
 
     kind: ClassVar = "sequences"
-    version: ClassVar = 7
+    version: ClassVar = 8
     embedded: ClassVar = EMBEDDED
     made_from: ClassVar = MADE_FROM
 
@@ -185,14 +185,14 @@ class CausalRows(RowPipeline[Any]):
     def encode(
         self, tokenizer: Any, info: TokenizerInfo, values: Sequence[Any], refuse: Refuse
     ) -> Encoded:
-        """Return the tokens of each row, their flags, and the number of ``targets``."""
+        """Return the rows, as ``sequence_table`` does, and the number of those that are cut."""
         encoded = encode(self._known_form, self.options, tokenizer, values, refuse)
         tokens, flags, are_cut = zip(*encoded, strict=True)
         return Encoded(sequence_table(tokens, flags), counts={"rows_cut": sum(are_cut)})
 
     def block_numbers(self, blocks: CachedTable) -> Mapping[str, np.ndarray]:
-        """Return the number of targets of each block."""
-        return {"targets": _count_targets(blocks.jagged("flags"))}
+        """Return what each block reads, and its targets."""
+        return _numbers(blocks.jagged("flags"))
 
     def content(self, table: CachedTable) -> str:
         """Return the digest of tokens, flags, and of where each row begins and what it reads."""
@@ -208,9 +208,8 @@ class CausalRows(RowPipeline[Any]):
         return not self.is_packed
 
     def length(self, rows: Rows) -> np.ndarray:
-        """Return the tokens that each row reads: all but its last, and at least one."""
-        lengths: np.ndarray = np.maximum(rows.lengths("tokens") - 1, 1)
-        return lengths
+        """Return the tokens that each row reads."""
+        return rows["reads"]
 
     def items(self, rows: Rows, info: TokenizerInfo) -> np.ndarray:
         """Return the number of targets of each row."""
@@ -335,12 +334,20 @@ class Sequences(RowDataset):
 
 
 def sequence_table(tokens: Sequence[np.ndarray], flags: Sequence[np.ndarray]) -> CachedTable:
-    """Return rows of tokens, int32, with the flags of each, uint8."""
+    """Return rows of tokens, int32, with the flags of each, uint8, and numbers of each row.
+
+    ``reads``: tokens that it reads, all but its last, and at least one. ``targets``: those that
+    are predicted. Both are in files, which ranks share.
+    """
     sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
     all_tokens = flat_of(np.concatenate([np.empty(0, np.int32), *tokens]), sizes)
     all_flags = flat_of(np.concatenate([np.empty(0, np.uint8), *flags]), sizes)
-    targets = _count_targets(all_flags)
-    return CachedTable({"tokens": all_tokens, "flags": all_flags, "targets": targets})
+    return CachedTable({"tokens": all_tokens, "flags": all_flags, **_numbers(all_flags)})
+
+
+def _numbers(flags: Jagged) -> dict[str, np.ndarray]:
+    """Return the numbers of rows of ``sequence_table``, int64 ``(rows,)``."""
+    return {"reads": np.maximum(flags.lengths - 1, 1), "targets": _count_targets(flags)}
 
 
 def _count_targets(flags: Jagged) -> np.ndarray:

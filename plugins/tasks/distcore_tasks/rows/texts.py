@@ -77,7 +77,7 @@ class TextRows(RowPipeline[Texts]):
             if isinstance(column, np.ndarray):
                 entries = digest_arrays(column, widen=True)
             else:
-                entries = flat_digest(table.jagged(name))
+                entries = flat_digest(table.flat(name))
             digest.update(f"{name} {entries}\n".encode())
         return digest.hexdigest()
 

@@ -91,6 +91,14 @@ def test_documents_are_one_stream_in_which_each_token_is_predicted_once(tmp_path
     )
 
 
+@pytest.mark.parametrize("rows", [DOCUMENTS, PROMPTS], ids=["documents", "prompts"])
+def test_ranks_share_what_is_known_of_each_row(rows: list[Any], tmp_path: Path) -> None:
+    dataset, _ = train_rows(task_of(tmp_path, rows, max_seq_len=16))
+    for column in (dataset.lengths, dataset.items):
+        assert isinstance(column, np.ndarray)
+        assert isinstance(column.base, np.memmap)
+
+
 def test_documents_may_be_joined_without_an_end(tmp_path: Path) -> None:
     dataset, tokenizer = train_rows(
         task_of(tmp_path, DOCUMENTS, max_seq_len=8, end_documents=False)
