@@ -20,6 +20,7 @@ import yaml
 from fuzzing import VALUES, changed, edited, outcome
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from label_cases import read_labeled, texts_of
 
 from distcore import RunConfig, load_config, train
 from distcore.checkpoint import Checkpoint
@@ -33,7 +34,6 @@ from distcore.resolve.resolve import resolve
 from distcore.testing.problem import Problem
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems import PROBLEMS
-from distcore_tasks.text_classification.rows import read_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -209,8 +209,8 @@ def test_data_files(folder: Path) -> None:
         file.write_bytes(data)
 
         def read() -> None:
-            rows = read_rows(file, Columns(id=identity), PROBLEMS[problem])
-            for text in rows.texts:
+            rows = read_labeled(file, Columns(id=identity), problem_type=problem)
+            for text in texts_of(rows):
                 text.encode()
             PROBLEMS[problem].classes(rows)
 

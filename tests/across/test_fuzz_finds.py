@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from checkpoint_cases import state, write
 from fuzzing import outcome
+from label_cases import read_labeled
 
 from distcore import load_config
 from distcore.checkpoint import Checkpoint
@@ -25,9 +26,6 @@ from distcore.cli.inspection import ls
 from distcore.config import dump_config
 from distcore.resolve.resolve import resolve
 from distcore_data.files import read_records
-from distcore_tasks.text_classification.options import Columns
-from distcore_tasks.text_classification.problems import PROBLEMS
-from distcore_tasks.text_classification.rows import read_rows
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 12)
@@ -165,7 +163,7 @@ def put_state(path: Path, text: bytes) -> None:
 def test_names_of_columns(name: str, text: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text(text, encoding="utf-8")
-    line = outcome(lambda: read_rows(file, Columns(), next(iter(PROBLEMS.values()))))
+    line = outcome(lambda: read_labeled(file))
     assert line is not None
     assert "no column 'text'" in line
 

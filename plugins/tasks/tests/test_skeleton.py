@@ -41,7 +41,7 @@ OWN = {
     "preference": {"losses", "pairs"},
     "reward_model": set[str](),
     "seq2seq": {"shapes", "vocabulary", "scores", "languages"},
-    "text_classification": {"problems", "stream_sources"},
+    "text_classification": {"datasets", "other_tasks", "problems", "records"},
     "token_classification": {"datasets", "metrics", "tags", "words"},
 }
 """Additional files of each task."""
@@ -54,6 +54,7 @@ LACKS = {
     "image_classification": {"encode", "embedded", "dataset", "streamed"},
     "seq2seq": {*FROM_DATA, "unlabeled"},
     "masked_lm": {*FROM_DATA, "unlabeled"},
+    "text_classification": {*FROM_DATA, "unlabeled"},
     "token_classification": {*FROM_DATA, "unlabeled"},
     "preference": {*FROM_DATA, "models", "unlabeled"},  # models of causal_lm
     "reward_model": OF_ANOTHER,  # preference

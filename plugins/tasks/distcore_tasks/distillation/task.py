@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distcore import Datasets, FrozenModel, RunConfig
-    from distcore_tasks.text_classification.prepare import TextDatasets
+    from distcore_tasks.text_classification.datasets import TextDatasets
 
 TEACHER, HIDDEN = "teacher_logits", "teacher_hidden"
 
@@ -37,7 +37,7 @@ class Distillation(DistillationOptions, TextClassification):
         """
         from distcore_tasks.distillation.models import check_classes, check_sizes, check_tokens
         from distcore_tasks.shared.classification.heads import other_head
-        from distcore_tasks.text_classification.prepare import prepare_text
+        from distcore_tasks.text_classification.datasets import prepare_text
 
         teacher = self.as_teacher
         check_tokens(self, teacher)

@@ -16,6 +16,7 @@ from distcore_data import pass_over
 from distcore_tasks.rows.blocks import write_streamed_blocks
 from distcore_tasks.rows.columns import LazyColumn
 from distcore_tasks.rows.encoding import EncodeError, Encoder, naming_row
+from distcore_tasks.rows.labels import OpenedParts, labeled_parts, labels_folder
 from distcore_tasks.rows.lazy_table import LazyTable
 from distcore_tasks.rows.pipeline import Facts, RowPipeline, TokenizerInfo
 from distcore_tasks.rows.sources import (
@@ -29,9 +30,11 @@ from distcore_tasks.rows.sources import (
     save_chosen,
 )
 from distcore_tasks.rows.writing import DatasetWriter, Encode, table_of
+from distcore_tasks.shared.classification.coded import save_targets
 from distcore_tasks.shared.pretrained import check_vocabulary
 from distcore_tasks.shared.sources import naming
 from distcore_tasks.shared.splits import evaluation_rows, split_rows, without
+from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.shared.streams.datasets import mean_lengths
 from distcore_tasks.shared.streams.held_out import is_large
 from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues
@@ -61,16 +64,19 @@ class _Entry:
 
     def fill(self) -> tuple[Any, dict[str, Any]]:
         """Return the tokenizer and the entry's record."""
-        whole = self._open(self.pipeline.options.data)
-        learned = self.pipeline.learn(whole.name, self._in_order(whole))
-        learning = replace(self, pipeline=self.pipeline.knowing(learned))
-        return learning._fill_parts(whole)
-
-    def _fill_parts(self, whole: Values[Any]) -> tuple[Any, dict[str, Any]]:
-        """Split the rows of ``data``; return the tokenizer and the record."""
         pipeline = self.pipeline
-        held_out = self._open_held_out()
-        parts = self._parts(whole) | held_out
+        kind = pipeline.label_kind
+        if kind is None:
+            whole = self._open(pipeline.options.data)
+            learned = pipeline.learn(whole.name, self._in_order(whole))
+            knowing = replace(self, pipeline=pipeline.knowing(learned))
+            return knowing._encode_parts(knowing._unlabeled_parts(whole))
+        parts, learned = labeled_parts(pipeline, kind, self.seed)
+        return replace(self, pipeline=pipeline.knowing(learned))._encode_parts(parts)
+
+    def _encode_parts(self, opened: OpenedParts) -> tuple[Any, dict[str, Any]]:
+        """Write the datasets. Return the tokenizer and the record."""
+        pipeline, parts, targets = self.pipeline, opened.values, opened.targets
         tokenizer = pipeline.make_tokenizer(partial(self._training_values, parts["train"]))
         info = TokenizerInfo(tokens_of(tokenizer)["pad"], pipeline.describe_tokenizer(tokenizer))
         arrays: Any = info.arrays
@@ -80,9 +86,12 @@ class _Entry:
         streamed = self._streamed(parts, encode)
         for name, values in streamed.items():
             save_chosen(values, chosen_file(self.folder, name))
+            if name in targets:
+                labels_folder(self.folder, name).mkdir()
+                save_targets(labels_folder(self.folder, name), targets[name])
         bounds = bounds_in_values(streamed.get("train", parts["train"]), pipeline, self._open)
         stored = {name: values for name, values in parts.items() if name not in streamed}
-        written = self._write(stored, encode, bounds)
+        written = self._write(stored, targets, encode, bounds)
         tables = {name: writer.table for name, writer in written.items()}
         for name, writer in written.items():
             save_chosen(writer.accepted_values, chosen_file(self.folder, name))
@@ -94,12 +103,14 @@ class _Entry:
                 facts[name] = self._facts_of_streamed(name, streamed[name], encode)
             else:
                 facts[name] = self._facts_of_stored(name, written[name], baseline, info)
+            if pipeline.label_kind:
+                facts[name] |= pipeline.label_kind.facts(targets[name])
         if "train" in streamed:
             sizes = self._mean_lengths(streamed["train"], encode, bounds)
             mixture = {"sources": bounds, "sizes": sizes}
         else:
             mixture = {"sources": written["train"].row_bounds}
-        notes = pipeline.notes(tokenizer, [whole, *held_out.values()])
+        notes = pipeline.notes(tokenizer, opened.sources)
         learned = {**pipeline.learned, **notes}
         return tokenizer, {
             "learned": learned,
@@ -109,23 +120,24 @@ class _Entry:
         }
 
     def _open(self, source: str) -> Values[Any]:
-        return open_source(source, self.pipeline, in_memory=not self.pipeline.options.stream)
+        return open_source(source, self.pipeline)
 
     def _in_order(self, values: Values[Any]) -> SizedPass[Any]:
         """Return values of ``data``, which are read from its first row on."""
         return SizedPass(values, read_from(self.pipeline.options.data, self.pipeline))
 
-    def _parts(self, whole: Values[Any]) -> dict[str, Values[Any]]:
-        """Return the values of the datasets of ``data``, by name. Raises DataError."""
-        return {"train": whole} if self.pipeline.options.eval_data else self._split(whole)
+    def _unlabeled_parts(self, whole: Values[Any]) -> OpenedParts:
+        """Return the datasets of rows without labels. Raises DataError.
 
-    def _open_held_out(self) -> dict[str, Values[Any]]:
-        """Return the values of the other datasets, by name. Raises DataError."""
+        ``whole``: all values of ``data``.
+        """
+        options = self.pipeline.options
         held_out = dict[str, Values[Any]]()
-        for name, source in self.pipeline.options.held_out.items():
+        for name, source in options.held_out.items():
             with naming(name):
                 held_out[name] = self._open(source)
-        return held_out
+        parts = {"train": whole} if options.eval_data else self._split(whole)
+        return OpenedParts([whole, *held_out.values()], parts | held_out)
 
     def _split(self, whole: Values[Any]) -> dict[str, Values[Any]]:
         """Return training and evaluation values."""
@@ -172,7 +184,11 @@ class _Entry:
         return int(self.pipeline.length(rows).sum())
 
     def _write(
-        self, parts: Mapping[str, Values[Any]], encode: Encode, bounds: Sequence[int]
+        self,
+        parts: Mapping[str, Values[Any]],
+        targets: Mapping[str, Entries],
+        encode: Encode,
+        bounds: Sequence[int],
     ) -> dict[str, DatasetWriter]:
         """Encode and write datasets."""
         by_source = dict[str, dict[str, Values[Any]]]()
@@ -183,7 +199,9 @@ class _Entry:
             for name, values in parts.items():
                 own_bounds = bounds if name == "train" else ()
                 folder = self.folder / name
-                writer = DatasetWriter(folder, self.pipeline, values, encode, own_bounds)
+                writer = DatasetWriter(
+                    folder, self.pipeline, values, encode, own_bounds, targets.get(name)
+                )
                 writers[name] = files.enter_context(writer)
             # An error in a small held-out source is known before the training rows are encoded.
             trained_on = self.pipeline.options.data

@@ -13,6 +13,7 @@ from distcore import Column, ConstantColumn
 from distcore_data import RowOrder
 from distcore_tasks.rows.anew import Origin, entries_anew, rows_anew
 from distcore_tasks.rows.blocks import StreamedBlocks, block_places, blocks_at
+from distcore_tasks.rows.labels import LABELS
 from distcore_tasks.rows.lazy_table import StreamedTable
 from distcore_tasks.rows.origins import origins_of
 from distcore_tasks.rows.pipeline import BatchInfo, BatchRows, TokenizerInfo
@@ -89,7 +90,9 @@ class RowDataset:
         return self._collated(self.table.take(self._read(indices)), indices)
 
     def made_anew(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return the rows ``indices``, read and encoded again."""
+        """Return the rows ``indices``, read and encoded again; their labels are those that are
+        kept.
+        """
         if self.origin is None:
             return self.batch(indices)
         wanted = self._read(indices)
@@ -97,7 +100,11 @@ class RowDataset:
             rows = entries_anew(self.origin, int(places[1].max(initial=0)))
             blocks = blocks_at(rows, *places, self.pipeline.block_numbers)
             return self._collated(blocks.all(), indices)
-        return self._collated(rows_anew(self.origin, wanted).all(), indices)
+        table = rows_anew(self.origin, wanted)
+        kept = self.table.take(wanted)
+        if LABELS in kept.table.columns and LABELS not in table.columns:
+            table = CachedTable({**table.columns, LABELS: kept[LABELS]})
+        return self._collated(table.all(), indices)
 
     def origins(self) -> Iterator[dict[str, object]]:
         """Yield the origin of each row: ``file``, ``row`` (counted from 1) and ``id``, if any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from distcore_data import FetchedAhead, RowOrder
 from distcore_tasks.rows.encoding import naming_row
 from distcore_tasks.rows.pipeline import Refuse
 from distcore_tasks.rows.table import CachedTable, OneRow, Rows, joined_table, row_of
+from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.shared.streams.values import NumberedValues
 
 KEPT_TOKENS = 2**22
@@ -45,10 +46,16 @@ class LazyTable:
     """
 
     def __init__(
-        self, values: NumberedSource, encode: Callable[[Sequence[Any], Refuse], CachedTable]
+        self,
+        values: NumberedSource,
+        encode: Callable[[Sequence[Any], Refuse], CachedTable],
+        beside: Mapping[str, Entries] | None = None,
     ) -> None:
-        """``values``: one for each row. ``encode`` returns one row for each of some values."""
-        self.values, self._encode = values, encode
+        """``values``: one for each row. ``encode`` returns one row for each of some values.
+
+        ``beside``: columns that are stored, beside the encoded ones.
+        """
+        self.values, self._encode, self.beside = values, encode, beside or {}
         self._kept = OrderedDict[int, OneRow]()
         self._kept_tokens = 0
         # Without rows; it says which columns there are.
@@ -56,7 +63,7 @@ class LazyTable:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let another process begin without rows in memory."""
-        return type(self), (self.values, self._encode)
+        return type(self), (self.values, self._encode, self.beside)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -73,7 +80,9 @@ class LazyTable:
         while self._kept_tokens > KEPT_TOKENS and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._kept_tokens -= _tokens_of(oldest)
-        return joined_table(rows, self._like).all()
+        columns = joined_table(rows, self._like).columns
+        beside = {name: column[numbers] for name, column in self.beside.items()}
+        return CachedTable({**columns, **beside}).all()
 
     def _add(self, missing: Sequence[int]) -> None:
         """Encode rows, and keep them."""

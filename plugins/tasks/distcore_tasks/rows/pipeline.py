@@ -14,6 +14,7 @@ import numpy as np
 from distcore import Column
 from distcore_data import Record, Source, describe_value
 from distcore_tasks.rows.columns import column_of
+from distcore_tasks.rows.label_kind import LabelKind
 from distcore_tasks.rows.own_code import digest_of_code
 from distcore_tasks.rows.table import CachedTable, Rows, Table, TableColumn
 from distcore_tasks.shared.jagged import Flat, flat_digest, flat_rows
@@ -320,6 +321,19 @@ class RowPipeline(BatchRows, Generic[V]):
     def row_id(self, value: V) -> int | str | None:
         """Return the user's id of a row; ``None`` without a column of ids."""
         return None
+
+    @property
+    def label_kind(self) -> LabelKind | None:
+        """Return what the labels of rows are; ``None`` for rows without labels.
+
+        Labels are encoded before all else, and a column of each batch's rows. ``learned`` then has
+        ``labels`` and ``remarks``, and ``learn`` is not called.
+        """
+        return None
+
+    def label(self, value: V) -> object:
+        """Return the label of a value, of rows with labels."""
+        raise NotImplementedError
 
     def learn(self, name: str, values: Iterable[V]) -> Mapping[str, Any]:
         """Return what the task has to know of all rows of ``data`` before any is encoded.

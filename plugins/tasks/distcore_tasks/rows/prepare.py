@@ -16,17 +16,20 @@ from distcore_tasks.rows.blocks import open_streamed_blocks
 from distcore_tasks.rows.building import TOKENIZER_INFO, fill_entry
 from distcore_tasks.rows.dataset import RowDataset, RowsToPredict, VaryingRows, row_dataset
 from distcore_tasks.rows.encoding import Encoder, check_pipeline, naming_row, schema_of
+from distcore_tasks.rows.labels import LABELS, labels_folder
 from distcore_tasks.rows.lazy_table import LazyTable, NumberedSource, StreamedTable
 from distcore_tasks.rows.pipeline import RowPipeline, TokenizerInfo
 from distcore_tasks.rows.sources import chosen_file, open_chosen, read_from
 from distcore_tasks.rows.table import Table, open_table
 from distcore_tasks.rows.writing import Encode, table_of
 from distcore_tasks.shared.cache import CachedDatasets, Entry
+from distcore_tasks.shared.classification.coded import open_targets
 from distcore_tasks.shared.jagged import read_content
 from distcore_tasks.shared.pretrained import tokenizer_digest
 from distcore_tasks.shared.row_order import in_order
 from distcore_tasks.shared.source_rows import checked
 from distcore_tasks.shared.sources import data_warnings, source_label
+from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.shared.streams.values import NumberedValues
 from distcore_tasks.shared.tokenized import TokenizedDatasets, with_rows
 
@@ -131,14 +134,19 @@ class _OpenedEntry:
         """Return the rows of a dataset, and the digest of what they depend on."""
         values, encode = self.origin(name)
         assert isinstance(values, NumberedValues)
-        rows = StreamedTable(values, partial(table_of, encode))
+        settings = [*self.pipeline.streamed_settings]
+        beside = dict[str, Entries]()
+        if self.pipeline.label_kind:
+            beside[LABELS], digest = open_targets(labels_folder(self.entry.folder, name))
+            settings.append(digest)
+        rows = StreamedTable(values, partial(table_of, encode), beside)
         table: Table = rows
         if self.pipeline.block is not None and name != "train":
             folder, numbers = self.entry.folder / name, self.pipeline.block_numbers
             table = open_streamed_blocks(rows, self.pipeline.block, folder, numbers)
-        return table, self._digest(name, values)
+        return table, self._digest(name, values, settings)
 
-    def _digest(self, name: str, values: NumberedValues[Any]) -> str:
+    def _digest(self, name: str, values: NumberedValues[Any], settings: Sequence[object]) -> str:
         """Return a digest of the source, of which rows are taken, and of what encodes them."""
         source = read_from(self.pipeline.options.sources[name], self.pipeline)
         assert source is not None
@@ -147,7 +155,7 @@ class _OpenedEntry:
             source_digest(source),
             None if bits is None else hashlib.sha256(bits).hexdigest(),
             tokenizer_digest(self.entry.tokenizer),
-            *self.pipeline.streamed_settings,
+            *settings,
             *self.pipeline.code,
         ]
         return hashlib.sha256(repr(facts).encode()).hexdigest()

@@ -97,17 +97,14 @@ class SizedPass(Generic[V]):
         return (value for _, value in in_one_pass({"": self.values}, self.source))
 
 
-def open_source(source: str, pipeline: RowPipeline[V], *, in_memory: bool) -> Values[V]:
-    """Return the values of an embedded dataset, a file or a split. Raises DataError.
-
-    ``in_memory``: whether a ``.json`` list may be.
-    """
+def open_source(source: str, pipeline: RowPipeline[V]) -> Values[V]:
+    """Return the values of an embedded dataset, a file or a split. Raises DataError."""
     options = pipeline.options
     if source in pipeline.embedded:
         return _listed(pipeline.embedded[source]())
     opened = source_file(source, pipeline.embedded, options.filter)
     pipeline.check_source(opened)
-    if in_memory and data_format(opened) == ".json":
+    if not options.stream and data_format(opened) == ".json":
         return _listed(read_rows(opened, schema_of(pipeline)))
     values = choose_values(opened, schema_of(pipeline), options.skip_bad_rows)
     if not len(values):
@@ -176,7 +173,7 @@ def open_chosen(source: str, pipeline: RowPipeline[V], file: Path) -> Values[V]:
     if opened is not None and (options.stream or data_format(opened) != ".json"):
         return numbered_values(opened, schema_of(pipeline), chosen)
     with skipping(options.skip_bad_rows):
-        values = open_source(source, pipeline, in_memory=True)
+        values = open_source(source, pipeline)
     return values if chosen is None else values.only(chosen.blocks())
 
 

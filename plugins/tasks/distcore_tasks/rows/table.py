@@ -18,13 +18,10 @@ LAYOUT = "layout.json"
 BLOCKS = "blocks"
 """Folder of a table with the places of its blocks, and their numbers."""
 TableColumn = Jagged | np.ndarray
-"""A column: some entries of each row, which is jagged, or one number of each row, ``(rows,)``.
-
-In place of the number a row may have a table of them, such as the pixels of an image.
-"""
+"""A column: some entries of each row, which is jagged, or as many of each row, ``(rows, …)``."""
 
 OneRow = dict[str, np.ndarray]
-"""The entries of a row by column; a column with one number per row has one."""
+"""The entries of a row by column; a column that is not jagged has one, ``(1, …)``."""
 
 
 class Table(Protocol):
@@ -99,7 +96,7 @@ class Rows:
         return len(self.table) if self.numbers is None else len(self.numbers)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return the number of each row in a column with one number per row, ``(n,)``."""
+        """Return the entry of each row in a column that is not jagged, ``(n, …)``."""
         column = self.table.columns[name]
         assert isinstance(column, np.ndarray)
         return column if self.numbers is None else column[self.numbers]

@@ -54,7 +54,7 @@ class TableWriter:
     def _create(self, name: str, column: TableColumn) -> None:
         self._layout[name] = not isinstance(column, np.ndarray)
         if isinstance(column, np.ndarray):
-            numbers = ArrayFile(self._folder / f"{name}.npy", column.dtype)
+            numbers = ArrayFile(self._folder / f"{name}.npy", column.dtype, column.shape[1:])
             self._numbers[name] = self._open_files.enter_context(numbers)
         else:
             jagged = FlatFile(self._folder, name, column.values.dtype)

@@ -15,6 +15,7 @@ from distcore import DataError
 from distcore_data import pass_over
 from distcore_tasks.rows.blocks import write_blocks
 from distcore_tasks.rows.encoding import naming_row
+from distcore_tasks.rows.labels import LABELS
 from distcore_tasks.rows.origins import SOURCE_ID, SOURCE_ROW
 from distcore_tasks.rows.pipeline import Encoded, Refuse, RowPipeline
 from distcore_tasks.rows.sources import Values
@@ -22,6 +23,7 @@ from distcore_tasks.rows.table import CachedTable, TableColumn, open_table, text
 from distcore_tasks.rows.table_files import TableWriter
 from distcore_tasks.shared.jagged import write_content
 from distcore_tasks.shared.splits import without
+from distcore_tasks.shared.stored_arrays import Entries
 from distcore_tasks.shared.tokenize_rows import CHARACTERS, CHUNK
 
 Encode = Callable[[Sequence[Any], Refuse], Encoded]
@@ -46,10 +48,12 @@ class DatasetWriter:
         values: Values[Any],
         encode: Encode,
         bounds: Sequence[int] = (),
+        targets: Entries | None = None,
     ) -> None:
         """Write to the new ``folder``.
 
         ``values``: those that will be added. ``bounds``: first value of each source of a mixture.
+        ``targets``: the encoded label of each value.
         """
         self.values = values
         self.accepted = 0
@@ -57,6 +61,7 @@ class DatasetWriter:
         self._folder = folder
         self._writer = TableWriter(folder)
         self._pipeline, self._encode, self._bounds = pipeline, encode, bounds
+        self._targets = targets
         self._chunk = list[Any]()
         # Characters, or words, of the chunk.
         self._size = 0
@@ -128,7 +133,7 @@ class DatasetWriter:
                 encoded = self._encode(values, refuse) if values else None
         if encoded:
             accepted = np.array([place for place in places if place not in refused], np.int64)
-            self._writer.add(self._with_origins(encoded, values, self._begin + accepted))
+            self._writer.add(self._whole_rows(encoded, values, self._begin + accepted))
             self.counts.update(encoded.counts)
         if self._bounds:
             self._count_rows(encoded, [place not in refused for place in places])
@@ -137,15 +142,20 @@ class DatasetWriter:
         self._begin += len(places)
         self._chunk, self._size = [], 0
 
-    def _with_origins(
+    def _whole_rows(
         self, encoded: Encoded, values: Sequence[Any], places: np.ndarray
     ) -> CachedTable:
-        """Return the rows of ``values`` with their origins; ``places``: those of the values."""
-        if not self._pipeline.tells_origins:
-            return encoded.table
+        """Return the rows of ``values`` with their labels and origins.
+
+        ``places``: those of the values.
+        """
+        columns: dict[str, TableColumn] = {**encoded.table.columns}
         owners = np.arange(len(values)) if encoded.owners is None else encoded.owners
-        numbers = self.values.numbers(places)[owners]
-        columns: dict[str, TableColumn] = {**encoded.table.columns, SOURCE_ROW: numbers}
+        if self._targets is not None:
+            columns[LABELS] = self._targets[places][owners]
+        if not self._pipeline.tells_origins:
+            return CachedTable(columns)
+        columns[SOURCE_ROW] = self.values.numbers(places)[owners]
         ids = [self._pipeline.row_id(value) for value in values]
         if ids[0] is not None:
             texts = [json.dumps(ids[owner], ensure_ascii=False) for owner in owners.tolist()]

@@ -17,13 +17,11 @@ BLOCK = 2**18
 
 
 class ArrayFile:
-    """A new ``.npy`` file of one dimension that is longer than memory; a context
-    manager, which closes it.
-    """
+    """A new ``.npy`` file that is longer than memory; a context manager, which closes it."""
 
-    def __init__(self, path: Path, dtype: DTypeLike) -> None:
-        """Create the file at ``path``. ``add`` converts to ``dtype``."""
-        self._dtype = np.dtype(dtype)
+    def __init__(self, path: Path, dtype: DTypeLike, entry: tuple[int, ...] = ()) -> None:
+        """Create the file at ``path``. ``add`` converts to ``dtype``. ``entry``: shape of one."""
+        self._dtype, self._entry = np.dtype(dtype), entry
         self._file = path.open("wb")
         self.count = 0
         self._write_header()
@@ -46,7 +44,7 @@ class ArrayFile:
         self._file.close()
 
     def add(self, entries: np.ndarray) -> None:
-        """Append entries, shape ``(n,)``."""
+        """Append entries, shape ``(n, …)``."""
         self._file.write(np.ascontiguousarray(entries, self._dtype).data)
         self.count += len(entries)
 
@@ -54,7 +52,7 @@ class ArrayFile:
         shape = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
-            "shape": (self.count,),
+            "shape": (self.count, *self._entry),
         }
         np.lib.format.write_array_header_1_0(self._file, shape)
 

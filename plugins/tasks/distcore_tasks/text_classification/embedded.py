@@ -39,8 +39,9 @@ from typing import Any
 
 from distcore_data import cached_folder
 from distcore_tasks.shared import stdlib
+from distcore_tasks.shared.source_rows import Rows, given_rows
 from distcore_tasks.text_classification.options import Columns
-from distcore_tasks.text_classification.rows import LabeledTexts, check_rows
+from distcore_tasks.text_classification.records import LabeledText, schema_of
 
 FORMAT = 2
 """Version of the rows, part of the cache key. Raise it when this module gives other rows."""
@@ -85,23 +86,21 @@ _LENGTHS = range(40, 1001)
 """Lengths, in characters, of the paragraphs that are kept."""
 
 
-def stdlib_docs() -> LabeledTexts:
+def stdlib_docs() -> Rows[LabeledText]:
     """Return the rows, from the cache if it has them. Collecting them takes some seconds."""
-    return check_rows("dataset stdlib-docs", _cached("stdlib-docs", collect))
+    rows = _cached("stdlib-docs", collect)
+    return given_rows("dataset stdlib-docs", rows, schema_of(Columns()))
 
 
-def stdlib_pairs() -> LabeledTexts:
+def stdlib_pairs() -> Rows[LabeledText]:
     """Return the pairs of paragraphs, from the cache if it has them."""
-    return check_rows(
-        "dataset stdlib-pairs",
-        _cached("stdlib-pairs", collect_pairs),
-        Columns(text_pair="text_pair"),
-    )
+    rows = _cached("stdlib-pairs", collect_pairs)
+    return given_rows("dataset stdlib-pairs", rows, schema_of(Columns(text_pair="text_pair")))
 
 
 MADE_FROM = (FORMAT, SUBJECTS)
 """Inputs of the rows, except for the Python version; part of the cache key."""
-EMBEDDED: dict[str, Callable[[], LabeledTexts]] = {
+EMBEDDED: dict[str, Callable[[], Rows[LabeledText]]] = {
     "stdlib-docs": stdlib_docs,
     "stdlib-pairs": stdlib_pairs,
 }

@@ -1,235 +1,310 @@
-"""Read and check labeled texts."""
+"""Rows of text classification: texts or pairs of texts, each with a label."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from distcore import DataError
-from distcore_data import Record, Source, data_format, pass_over, row_error
-from distcore_tasks.shared import source_rows
-from distcore_tasks.shared.classification.labels import id_problem, row_places
-from distcore_tasks.shared.lazy_rows import Values, picked
-from distcore_tasks.shared.schema import Schema
-from distcore_tasks.shared.source_rows import Rows, given_rows
-from distcore_tasks.shared.sources import text_problem
-from distcore_tasks.text_classification.options import Columns
-from distcore_tasks.text_classification.problems import PROBLEMS
-from distcore_tasks.text_classification.problems.contract import Problem
-
-SINGLE_LABEL = PROBLEMS["single_label"]
-
-
-@dataclass(frozen=True, slots=True)
-class LabeledTexts:
-    """Texts and their labels, in file order."""
-
-    name: str
-    """Name of these rows in error messages, such as ``data file reviews.csv``."""
-    texts: Values[str]
-    """Texts, none of them blank, all valid Unicode."""
-    labels: Sequence[Any]
-    """One label per text, as the problem type requires. Single classes are all integers
-    from 0, or all strings.
-    """
-    ids: Values[int | str] | None = None
-    """The user's id of each row; ``None`` without a column of ids."""
-    seconds: Values[str] | None = None
-    """The second text of each row; ``None`` if rows have one text."""
-    records: Rows[Record] | None = None
-    """What was read; ``None``: these rows alone."""
-    kept: Sequence[int] = ()
-    """Places of these rows among the records."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def number(self, row: int) -> int:
-        """Return the number of a row in its source, both from 0."""
-        return self.records.number(self.kept[row]) if self.records else row
-
-    def places(self, rows: Sequence[int]) -> str:
-        """Return ``row 3`` or ``rows 3 and 7``, counted from 1; the numbers in
-        ``rows`` count from 0.
-        """
-        return row_places([self.number(row) for row in rows])
-
-    def problem(self, row: int, what: str) -> DataError:
-        """Return the error of a row, counted from 0."""
-        return (
-            self.records.problem(self.kept[row], what)
-            if self.records
-            else row_error(self.name, row + 1, what)
-        )
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class ColumnValues:
-    """The values of a column; implements ``Values`` and ``Pickable``."""
-
-    records: Values[Record]
-    """All records."""
-    column: int
-    """Place of the value in a record."""
-    kept: np.ndarray | None
-    """Places of the records with these values, int64, ascending; ``None``: all."""
-
-    def __len__(self) -> int:
-        return len(self.records if self.kept is None else self.kept)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the values in order."""
-        return self.each(np.arange(len(self)))
-
-    def each(self, places: np.ndarray) -> Iterator[Any]:
-        """Yield the values at ``places``, int64, ascending."""
-        kept = places if self.kept is None else self.kept[places]
-        return (record[self.column] for record in picked(self.records, kept))
-
-
-OTHERS = (
-    ("preference", {"prompt", "chosen", "rejected"}),
-    ("causal-lm", {"prompt", "completion"}),
-    ("causal-lm", {"messages"}),
-    ("seq2seq", {"source", "target"}),
-    ("token-classification", {"tokens", "tags"}),
-    ("embedding", {"anchor", "positive"}),
+from distcore import ConfigError, DataError
+from distcore_data import Record
+from distcore_tasks.rows.label_kind import LabelKind
+from distcore_tasks.rows.labels import LABELS
+from distcore_tasks.rows.pipeline import (
+    BatchInfo,
+    Encoded,
+    Facts,
+    PreparedRows,
+    Refuse,
+    RowPipeline,
+    TokenizerInfo,
 )
-"""Other tasks, and columns that are theirs."""
+from distcore_tasks.rows.table import CachedTable, Rows, TableColumn
+from distcore_tasks.shared.arrays import digest_arrays
+from distcore_tasks.shared.cache import cut_warning
+from distcore_tasks.shared.classification.heads import other_head
+from distcore_tasks.shared.jagged import flat_of
+from distcore_tasks.shared.lazy_rows import LazyValues
+from distcore_tasks.shared.padding import pads_left
+from distcore_tasks.shared.pretrained import (
+    check_vocabulary,
+    load_tokenizer,
+    read_config,
+    set_pad_token,
+)
+from distcore_tasks.shared.sources import naming, rows_name
+from distcore_tasks.shared.tokenize_rows import tokenize_chunk, tokenize_pairs
+from distcore_tasks.text_classification.embedded import EMBEDDED, MADE_FROM
+from distcore_tasks.text_classification.options import PAIRED, TextOptions
+from distcore_tasks.text_classification.records import (
+    LabeledText,
+    columns_of,
+    labeled_text,
+    record_problem,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TYPES = "types"
+"""Column of token types; absent if the model takes none."""
 
 
-@contextmanager
-def _naming_others() -> Iterator[None]:
-    """Add to the error of a missing column the task whose columns there are."""
-    try:
-        yield
-    except DataError as error:
-        listed = re.search(r"\(found: (.*?)\)", str(error))
-        there = set(listed[1].split(", ")) if listed else set()
-        task = next((task for task, columns in OTHERS if columns <= there), None)
-        raise DataError(f"{error}, or train with --task {task}") if task else error from None
+@dataclass(frozen=True)
+class LabeledRows(RowPipeline[LabeledText]):
+    """Texts or pairs of texts with their labels; rows to predict have none."""
 
+    kind: ClassVar = "tokens"
+    version: ClassVar = 14
+    embedded: ClassVar = EMBEDDED
+    made_from: ClassVar = MADE_FROM
+    tells_origins: ClassVar = True
 
-def read_rows(source: Source, columns: Columns, problem: Problem = SINGLE_LABEL) -> LabeledTexts:
-    """Read text and label of each row of a file or split, and second text and id
-    if ``columns`` names them.
+    options: TextOptions
+    """Options of the task."""
+    is_predicted: bool = False
+    """True for rows to predict."""
 
-    Raises DataError with the row (counted from 1, without a header), the problem and the remedy.
-    """
-    kept = _Kept(columns)
-    with _naming_others():
-        records = source_rows.read_rows(source, schema_of(columns), kept.add)
-    return _rows(records, kept, problem, csv=data_format(source) == ".csv")
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Return the columns by config key."""
+        return self.options.used_columns.settings(labeled=not self.is_predicted)
 
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of the columns of a record."""
+        return columns_of(self.options.used_columns, labeled=not self.is_predicted)
 
-def checked_rows(
-    records: Rows[Record], columns: Columns, problem: Problem, *, csv: bool = False
-) -> LabeledTexts:
-    """Return records as rows after a pass over their labels. Raises DataError."""
-    kept = _Kept(columns)
-    for record in records.values:
-        kept.add(record)
-    return _rows(records, kept, problem, csv=csv)
+    @property
+    def are_pairs(self) -> bool:
+        """True for two texts per row."""
+        return self.options.used_columns.text_pair is not None
 
+    @property
+    def refuses(self) -> bool:
+        """No row is refused once it has been read."""
+        return False
 
-def schema_of(columns: Columns) -> Schema[Record]:
-    """Return what is read of a row. Labels are checked when all are known."""
-    return Schema(columns.settings(), partial(record_problem, columns_of(columns)), tuple)
+    @property
+    def settings(self) -> Sequence[object]:
+        """What labels are, and the length at which rows are cut."""
+        return [self.options.problem_type, self.options.max_seq_len]
 
+    @property
+    def streamed_settings(self) -> Sequence[object]:
+        """The length alone: labels have a digest of their own."""
+        return [self.options.max_seq_len]
 
-def check_rows(
-    name: str,
-    records: Iterable[tuple[object, ...]],
-    columns: Columns = Columns(),  # noqa: B008
-) -> LabeledTexts:
-    """Return checked records with one class each. Raises DataError with a message
-    that starts with ``name``.
-    """
-    return checked_rows(given_rows(name, records, schema_of(columns)), columns, SINGLE_LABEL)
+    def check(self, record: Record) -> str | None:
+        """Return the problem of the texts or the id of a record."""
+        return record_problem(self.names, record)
 
+    def value(self, record: Record) -> LabeledText:
+        """Return texts, label and id."""
+        return labeled_text(self.names, record)
 
-class _Kept:
-    """Labels and ids of all records, which alone stay in memory."""
+    def size(self, value: LabeledText) -> int:
+        """Return the characters of the texts."""
+        return sum(map(len, value.texts))
 
-    def __init__(self, columns: Columns) -> None:
-        self.places = {column: place for place, column in enumerate(columns_of(columns))}
-        self.known: dict[str, str] = {}
-        self.values: dict[str, list[Any]] = {
-            column: [] for column in ("label", "id") if column in self.places
-        }
+    def row_id(self, value: LabeledText) -> int | str | None:
+        """Return the id."""
+        return value.id
 
-    def add(self, record: Record) -> None:
-        """Keep those of one more record."""
-        for column, values in self.values.items():
-            value = record[self.places[column]]
-            values.append(self.known.setdefault(value, value) if isinstance(value, str) else value)
+    @property
+    def label_kind(self) -> LabelKind | None:
+        """Return the problem type."""
+        return None if self.is_predicted else self.options.problem
 
+    def label(self, value: LabeledText) -> object:
+        """Return the label."""
+        return value.label
 
-def _rows(
-    records: Rows[Record], kept: _Kept, problem: Problem, *, csv: bool = False
-) -> LabeledTexts:
-    """Check labels, and return the records as rows."""
-    places = kept.places
-    labels, good = _good_labels(records, kept.values["label"], problem, csv)
-    every = np.asarray(good, np.int64)
-    texts, seconds = (
-        ColumnValues(records.values, places[name], every) if name in places else None
-        for name in ("text", "text_pair")
-    )
-    assert texts
-    ids = [kept.values["id"][place] for place in good] if "id" in places else None
-    return LabeledTexts(records.name, texts, labels, ids, seconds, records, good)
+    def make_tokenizer(self, train: Callable[[], Iterable[LabeledText]]) -> Any:
+        """Load the model's tokenizer; for a built-in model, train one on the texts.
 
-
-def _good_labels(
-    records: Rows[Record], given: Sequence[Any], problem: Problem, csv: bool
-) -> tuple[list[Any], Sequence[int]]:
-    """Return the labels, and their places: all of them, or those that are no bad ones,
-    which are passed over.
-    """
-    good: Sequence[int] = range(len(given))
-    while True:
-        some = [given[place] for place in good]
-        labels = problem.from_csv(some) if csv else some
-        wrong = {
-            place: what
-            for place, what in zip(good, problem.label_problems(labels), strict=True)
-            if what
-        }
-        if not wrong:
-            return labels, good
-        errors = [records.problem(place, what) for place, what in wrong.items()]
-        for error in errors:
-            pass_over(error)
-        if len(wrong) == len(good):
-            raise errors[0]
-        # those of a CSV file may be integers now
-        good = [place for place in good if place not in wrong]
-
-
-def columns_of(columns: Columns, labeled: bool = True) -> list[str]:
-    """Return the columns of a record, in order: some of ``text``,
-    ``text_pair``, ``label`` and ``id``.
-    """
-    return [setting.rpartition(".")[2] for setting in columns.settings(labeled)]
-
-
-def record_problem(names: Sequence[str], record: Record) -> str | None:
-    """Return the error in a record's texts or id, ``None`` for a valid record. ``names``:
-    those of its columns.
-    """
-    # a pass over all rows spends much of its time here
-    for name, value in zip(names, record, strict=True):
-        if name in ("text", "text_pair"):
-            problem = text_problem(value, name)
+        Sets the padding token and the padding side; an exported tokenizer has them, too. Raises
+        ModelError, or ConfigError if ``max_seq_len`` is too small for a pair.
+        """
+        options = self.options
+        if options.from_scratch:
+            tokenizer = self._trained_tokenizer(train())
         else:
-            problem = id_problem([value]) if name == "id" else None
-        if problem:
-            return problem
-    return None
+            tokenizer = load_tokenizer(options.model, options.model_folder())
+        least = tokenizer.num_special_tokens_to_add(pair=True) + 2
+        if self.are_pairs and options.max_seq_len < least:
+            raise ConfigError(
+                f"max_seq_len = {options.max_seq_len}: a pair of texts takes at least {least}"
+                " tokens"
+            )
+        if pads_left(options):
+            # save_pretrained() writes init_kwargs
+            tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
+        return set_pad_token(tokenizer)
+
+    def _trained_tokenizer(self, rows: Any) -> Any:
+        """Return a tokenizer that is trained on all first texts, then on all second ones."""
+        from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
+
+        def column(place: int) -> Iterator[str]:
+            return (row.texts[place] for row in rows)
+
+        places = range(1 + self.are_pairs)
+        words = LazyValues(
+            lambda: chain.from_iterable(map(column, places)), len(rows) * len(places)
+        )
+        trained = train_wordpiece(words, self.options.tokenizer.vocab_size)
+        return as_transformers(trained, pairs=self.are_pairs)
+
+    def describe_tokenizer(self, tokenizer: Any) -> Mapping[str, np.ndarray]:
+        """Return the token type of padding."""
+        return {"type_pad": np.array(tokenizer.pad_token_type_id)}
+
+    def encode(
+        self, tokenizer: Any, info: TokenizerInfo, values: Sequence[LabeledText], refuse: Refuse
+    ) -> Encoded:
+        """Return the tokens of each row and, if the model takes them, their types.
+
+        Raises ModelError for a token outside the model's vocabulary.
+        """
+        options = self.options
+        firsts = [value.texts[0] for value in values]
+        if self.are_pairs:
+            seconds = [value.texts[1] for value in values]
+            tokens, types, lengths, cut = tokenize_pairs(
+                tokenizer, firsts, seconds, options.max_seq_len
+            )
+        else:
+            read = tokenize_chunk(tokenizer, firsts, options.max_seq_len)
+            tokens, types, lengths, cut = read.values, read.types, read.lengths, read.cut
+        if not options.from_scratch:
+            largest = int(tokens.max(initial=0))
+            check_vocabulary(options.model, options.model_folder(), largest)
+        columns: dict[str, TableColumn] = {"tokens": flat_of(tokens, lengths)}
+        if self.are_pairs and _takes_types(tokenizer, options):
+            columns[TYPES] = flat_of(types, lengths)
+        return Encoded(CachedTable(columns), counts={"rows_cut": cut})
+
+    def content(self, table: CachedTable) -> str:
+        """Return the digest of tokens, lengths, labels and token types."""
+        tokens = table.flat("tokens")
+        types = [table.flat(TYPES).values] if TYPES in table.columns else []
+        labels = table.all()[LABELS]
+        return digest_arrays(tokens.values, tokens.lengths, labels, *types, widen=True)
+
+    def approximate_length(self, value: LabeledText) -> int | None:
+        """Return the characters of the texts."""
+        return self.size(value)
+
+    def collate(self, rows: Rows, batch: BatchInfo, info: TokenizerInfo) -> dict[str, Tensor]:
+        """Return tensors, padded to the longest of the rows.
+
+        ``input_ids``, ``attention_mask`` and, if the model takes types, ``token_type_ids`` are
+        int64 ``(n, longest)``, ``labels`` ``(n, …)``.
+        """
+        import torch
+
+        left = pads_left(self.options)
+        tokens, mask = rows.padded("tokens", info.pad, left=left)
+        tables = {"input_ids": tokens, "attention_mask": mask}
+        if TYPES in rows.table.columns:
+            tables["token_type_ids"], _ = rows.padded(TYPES, int(info["type_pad"]), left=left)
+        tensors = {name: torch.from_numpy(table.astype(np.int64)) for name, table in tables.items()}
+        if not self.is_predicted:
+            tensors["labels"] = torch.from_numpy(rows[LABELS])
+        return tensors
+
+    def facts(self, name: str, table: CachedTable, train: Any, info: TokenizerInfo) -> Facts:
+        """Return the mean length, and the number of rows of the greatest length."""
+        lengths = table.flat("tokens").lengths
+        return {
+            "mean_tokens": round(float(lengths.mean()), 1),
+            "rows_at_max_seq_len": int((lengths == self.options.max_seq_len).sum()),
+        }
+
+    @property
+    def labels(self) -> tuple[int | str, ...]:
+        """The labels of the classes in predictions: as in the data file, or ``class_names``.
+
+        Raises ConfigError for names that do not fit the labels.
+        """
+        labels, names = tuple(self.learned["labels"]), self.options.class_names
+        if names is None:
+            return labels
+        some = ", ".join(map(str, labels[:20])) + (", …" if len(labels) > 20 else "")
+        source = rows_name(self.options.data, self.options)
+        if isinstance(labels[0], str):
+            raise ConfigError(
+                f"class_names = {list(names)}: the labels of {source} are words already: {some}"
+            )
+        if len(names) != len(labels):
+            raise ConfigError(
+                f"class_names = {list(names)}: {len(names)} names, but {source} has {len(labels)}"
+                f" classes: {some}"
+            )
+        return names
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; empty for a regression."""
+        return tuple(str(label) for label in self.labels)
+
+    def facts_of_data(self) -> Facts:
+        """Return the names of the classes."""
+        return {"classes": list(self.classes)} if self.classes else {}
+
+    def dataset_fields(self) -> Mapping[str, Any]:
+        """Return the classes."""
+        return {"classes": self.classes, "labels": self.labels}
+
+    def warnings(
+        self, sets: Mapping[str, PreparedRows], facts: Mapping[str, Facts]
+    ) -> Iterator[str]:
+        """Yield lines about classes, and one about rows that are cut."""
+        options = self.options
+        yield from other_head(self.classes, options)
+        # A remark has the option, not the file: the next run may have another file with the same
+        # content.
+        source_of = {"data": options.data, "eval_data": next(iter(options.held_out.values()), "")}
+        for option, line in self.learned["remarks"]:
+            yield f"{rows_name(source_of[option], options)}: {line}"
+        yield from cut_warning(facts, options.max_seq_len)
+
+
+def _takes_types(tokenizer: Any, options: TextOptions) -> bool:
+    """Return True if the tokenizer returns token types, and the model has
+    embeddings for two types.
+    """
+    if "token_type_ids" not in tokenizer.model_input_names:
+        return False
+    return (
+        options.from_scratch
+        or read_config(options.model, options.model_folder()).get("type_vocab_size", 2) > 1
+    )
+
+
+def check_embedded(options: TextOptions) -> None:
+    """Raise DataError for an embedded dataset whose rows do not fit the options."""
+    for name, source in options.sources.items():
+        if source in EMBEDDED:
+            with naming(name):
+                _check_kind(source, options)
+
+
+def _check_kind(source: str, options: TextOptions) -> None:
+    """Raise DataError unless the rows of an embedded dataset are those of the options."""
+    if options.problem_type != "single_label":
+        raise DataError(
+            f"dataset {source}: has one class per row; problem_type = {options.problem_type!r}"
+            " needs a file"
+        )
+    asks_for_pairs = options.used_columns.text_pair is not None
+    if asks_for_pairs != (source in PAIRED):
+        kind = "pairs of texts"
+        if asks_for_pairs:
+            kind = "one text per row, but columns.text_pair asks for two"
+        raise DataError(f"dataset {source}: has {kind}; use it with rows of the same kind")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from distcore import Dataset, Datasets, FileRows, RunConfig
-    from distcore_tasks.text_classification.prepare import TextDatasets
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Model inputs in a batch; some may be missing."""
@@ -39,7 +38,7 @@ class TextClassification(TextOptions):
 
         Raises DataError, ModelError or ConfigError.
         """
-        from distcore_tasks.text_classification.prepare import prepare_text
+        from distcore_tasks.text_classification.datasets import prepare_text
 
         return prepare_text(self, config)
 
@@ -47,9 +46,10 @@ class TextClassification(TextOptions):
         """Return a classifier with one output per class of ``data``, or one
         output for a regression.
         """
+        from distcore_tasks.text_classification.datasets import texts_of
         from distcore_tasks.text_classification.models import build_classifier
 
-        data = _text(data)
+        data = texts_of(data)
         return build_classifier(self, data.classes, vocab_size=data.vocab_size, pad=data.pad)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -74,10 +74,11 @@ class TextClassification(TextOptions):
         are ``None`` without rows.
         """
         from distcore_tasks.shared.classification.predictions import remark
+        from distcore_tasks.text_classification.datasets import texts_of
 
         trained = data.facts.get("train")
         metrics = self.problem.report(
-            outputs, _text(data).classes, trained if isinstance(trained, dict) else {}
+            outputs, texts_of(data).classes, trained if isinstance(trained, dict) else {}
         )
         return metrics | remark(metrics, data.facts, self.from_scratch)
 
@@ -90,11 +91,11 @@ class TextClassification(TextOptions):
         Labels are as in the data file, or ``class_names``. ``scores`` has the probabilities of at
         most ``SCORED`` classes, the most probable first.
         """
-        from distcore_tasks.text_classification.dataset import TokenDataset
-        from distcore_tasks.text_classification.streamed import StreamedTexts
+        from distcore_tasks.rows.dataset import RowDataset
+        from distcore_tasks.text_classification.datasets import texts_of
 
-        data, test = _text(data), data.test
-        origins = test.origins() if isinstance(test, TokenDataset | StreamedTexts) else repeat({})
+        data, test = texts_of(data), data.test
+        origins = test.origins() if isinstance(test, RowDataset) else repeat({})
         return self.problem.lines(outputs, data.labels, origins)
 
     def row_columns(self) -> dict[str, str]:
@@ -106,9 +107,11 @@ class TextClassification(TextOptions):
 
         Raises DataError for an invalid text.
         """
-        from distcore_tasks.text_classification.unlabeled import unlabeled_texts
+        from distcore_tasks.rows.prepare import rows_to_predict
+        from distcore_tasks.text_classification.datasets import texts_of
+        from distcore_tasks.text_classification.rows import LabeledRows
 
-        return unlabeled_texts(rows, self, _text(data))
+        return rows_to_predict(LabeledRows(self, is_predicted=True), rows, texts_of(data))
 
     def save(self, folder: Path, config: RunConfig, data: Datasets) -> None:
         """Write the tokenizer and ``labels.json`` to ``folder``: predictions need these
@@ -118,8 +121,9 @@ class TextClassification(TextOptions):
         """
         from distcore_tasks.shared.classification.predictions import write_labels
         from distcore_tasks.shared.pretrained import set_length
+        from distcore_tasks.text_classification.datasets import texts_of
 
-        data = _text(data)
+        data = texts_of(data)
         data.save_files(folder)
         set_length(folder, self.max_seq_len)
         write_labels(folder, data.labels)
@@ -128,17 +132,20 @@ class TextClassification(TextOptions):
         """Return the classes and tokenizer in ``folder``, without rows; ``None`` if
         it has no ``labels.json``.
         """
+        from functools import partial
+
+        from distcore_tasks.rows.dataset import empty_rows
         from distcore_tasks.shared.classification.predictions import read_labels
         from distcore_tasks.shared.tokenized import empty_datasets
-        from distcore_tasks.text_classification.dataset import empty_dataset
-        from distcore_tasks.text_classification.prepare import TextDatasets
+        from distcore_tasks.text_classification.datasets import TextDatasets
+        from distcore_tasks.text_classification.rows import LabeledRows
 
         labels = read_labels(folder)
         if labels is None:
             return None
-        return empty_datasets(
-            TextDatasets, folder, empty_dataset, classes=tuple(map(str, labels)), labels=labels
-        )
+        empty = partial(empty_rows, LabeledRows(self))
+        classes = tuple(map(str, labels))
+        return empty_datasets(TextDatasets, folder, empty, classes=classes, labels=labels)
 
 
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -149,11 +156,3 @@ def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     inputs = {name: batch[name] for name in INPUTS if name in batch}
     logits: Tensor = model(**inputs).logits.float()
     return logits
-
-
-def _text(data: Datasets) -> TextDatasets:
-    from distcore_tasks.text_classification.prepare import TextDatasets
-
-    if not isinstance(data, TextDatasets):
-        raise TypeError(f"expected the datasets of prepare(), found {type(data).__name__}")
-    return data

@@ -395,7 +395,7 @@ def test_keys_of_messages_that_the_template_does_not_name_are_named_once(
     assert len(named) == len(lines) == 1
     template = CHAT_TEMPLATE + "{# reasoning_content #}"
     tokenizer = type("Template", (), {"chat_template": template})()
-    rows = open_source(task.data, CausalRows(task).resolved(), in_memory=False)
+    rows = open_source(task.data, CausalRows(task).resolved())
     [line] = unread_keys([rows], tokenizer)
     assert line.endswith("not read: keys weight, train of messages")
 

@@ -91,7 +91,7 @@ def test_a_null_key_of_a_message_counts_as_missing(tmp_path: Path) -> None:
     """
     named = [{"messages": [messages[0] | {"name": "me"}, messages[1]]} for messages in MESSAGES]
     task = CausalLM(data=str(save(tmp_path / "set", named)))
-    rows = list(open_source(task.data, CausalRows(task).resolved(), in_memory=False))
+    rows = list(open_source(task.data, CausalRows(task).resolved()))
     assert rows == named
 
 
@@ -245,7 +245,7 @@ def test_a_dataset_of_many_rows_has_some_in_memory(
     tracemalloc.start()
     try:
         pipeline = CausalRows(CausalLM(data=path)).resolved()
-        texts = open_source(path, pipeline, in_memory=False)
+        texts = open_source(path, pipeline)
         encode = partial(pipeline.encode, tokenizer, TokenizerInfo(0))
         with DatasetWriter(tmp_path / "tokens", pipeline, texts, encode) as writer:
             for text in texts:

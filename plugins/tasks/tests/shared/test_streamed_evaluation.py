@@ -66,7 +66,7 @@ def test_rows_of_another_dataset_are_not_the_stored_ones(tmp_path: Path) -> None
     data = str(write(tmp_path / "rows.jsonl", [ROWS["labels"](n) for n in range(90)]))
     streamed, stored = both("labels", data=data)
     rows = np.arange(len(stored.evaluation))
-    for broken in (replace(streamed.evaluation, rows=streamed.train.rows), streamed.train):
+    for broken in (replace(streamed.evaluation, table=streamed.train.table), streamed.train):
         with pytest.raises(AssertionError):
             check_same(broken, stored.evaluation, rows)
 

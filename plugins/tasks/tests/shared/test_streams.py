@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from label_cases import read_labeled
 from stream_cases import ROWS, SOME, TASKS, WORDS, both, check_alike, words, write
 
 from distcore import ConfigError, DataError, RunConfig, launch, train
-from distcore_data import IndexedRows, MixedRows, skipping
+from distcore_data import IndexedRows, MixedRows
 from distcore_data.formats.row_limit import LIMIT
 from distcore_data.orders.mixtures import shares_of
 from distcore_tasks.causal_lm.task import CausalLM
@@ -24,9 +25,6 @@ from distcore_tasks.shared import splits
 from distcore_tasks.shared.options import Filter, Order
 from distcore_tasks.shared.stored_arrays import StoredArray
 from distcore_tasks.shared.streams import held_out, values
-from distcore_tasks.text_classification.options import Columns as TextColumns
-from distcore_tasks.text_classification.problems import PROBLEMS
-from distcore_tasks.text_classification.stream_sources import stream_rows
 from distcore_tasks.text_classification.task import TextClassification
 
 pytestmark = pytest.mark.programs
@@ -40,8 +38,9 @@ def prompts(seed: int = 0, **options: Any) -> Any:
 def test_a_class_of_streamed_texts_takes_one_byte_of_a_file(tmp_path: Path) -> None:
     data = str(write(tmp_path / "rows.jsonl", [ROWS["labels"](n) for n in range(90)]))
     train: Any = TextClassification(data=data, stream=True).prepare(RunConfig()).train
-    assert train.labels.codes.dtype == np.uint8
-    assert train.labels.codes.file.stat().st_size == train.labels.codes.start + len(train)
+    [labels] = train.table.beside.values()
+    assert labels.codes.dtype == np.uint8
+    assert labels.codes.file.stat().st_size == labels.codes.start + len(train)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
@@ -57,15 +56,13 @@ def test_numbers_of_a_stream_are_in_a_file_without_those_that_are_none(
         "rows.csv": "text,label\n" + "".join(f"red,{label}\n" for label in labels),
     }
     (tmp_path / name).write_text(texts[name])
-    read = partial(stream_rows, tmp_path / name, TextColumns(), PROBLEMS["regression"])
+    read = partial(read_labeled, tmp_path / name, problem_type="regression", stream=True)
     with pytest.raises(DataError, match=r"row 1: label is a string \('none'\), expected a number"):
-        read(0)
-    with skipping(3) as bad:
-        rows = read(3)
-    assert len(bad.problems) == 3
+        read()
+    rows = read(most_bad_rows=3)
     assert isinstance(rows.labels, StoredArray)
     assert rows.labels[:].tolist() == [n / 8 for n in range(2100) if n % 700]
-    assert [rows.number(place) for place in (0, 698, 699, 2096)] == [1, 699, 701, 2099]
+    assert rows.values.numbers(np.array([0, 698, 699, 2096])).tolist() == [1, 699, 701, 2099]
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["fraction", "eval_data"])

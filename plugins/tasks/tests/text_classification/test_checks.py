@@ -16,8 +16,8 @@ from distcore import DataError
 from distcore.config import RunConfig
 from distcore.jobs.dry_run import describe
 from distcore.resolve.resolve import resolve
+from distcore_tasks.text_classification.datasets import prepare_text
 from distcore_tasks.text_classification.options import TextOptions
-from distcore_tasks.text_classification.prepare import prepare_text
 
 
 def options(path: Path, labels: Sequence[object], **others: object) -> TextOptions:

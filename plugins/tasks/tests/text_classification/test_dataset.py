@@ -9,21 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from label_cases import LabeledTexts, labels_of, source_rows
 from row_cases import all_of
 
 from distcore.config import RunConfig
 from distcore.errors import DataError
 from distcore_data.cache import cached_folder
+from distcore_tasks.rows import building
+from distcore_tasks.rows.dataset import row_dataset
+from distcore_tasks.rows.pipeline import TokenizerInfo
+from distcore_tasks.rows.table import CachedTable
 from distcore_tasks.shared.classification.labels import distinct_labels, known_labels
 from distcore_tasks.shared.jagged import flat_of
 from distcore_tasks.shared.splits import split_rows
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
-from distcore_tasks.text_classification import prepare
-from distcore_tasks.text_classification.dataset import open_tokens, write_tokens
-from distcore_tasks.text_classification.encode import Encoded
+from distcore_tasks.text_classification import rows as rows_of_texts
+from distcore_tasks.text_classification.datasets import prepare_text
 from distcore_tasks.text_classification.options import TextOptions
-from distcore_tasks.text_classification.prepare import prepare_text
-from distcore_tasks.text_classification.rows import LabeledTexts
+from distcore_tasks.text_classification.rows import LabeledRows
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
@@ -37,12 +40,17 @@ def options(tmp_path):
     return TextOptions(data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16)
 
 
+def dataset_of(columns, pad=0, type_pad=0):
+    """Rows in memory."""
+    info = TokenizerInfo(pad, {"type_pad": np.array(type_pad)})
+    return row_dataset(LabeledRows(TextOptions()), CachedTable(columns), info)
+
+
 @pytest.fixture
-def dataset(tmp_path):
+def dataset():
     tokens = np.array([2, 5, 3, 2, 6, 7, 8, 3, 2, 3], np.int32)
-    encoded = Encoded(tokens=flat_of(tokens, np.array([3, 5, 2])), types=None)
-    write_tokens(tmp_path / "rows", [encoded], np.array([1, 0, 2]), np.array([4, 8, 9]))
-    return open_tokens(tmp_path / "rows", pad=0)
+    tokens_of_rows = flat_of(tokens, np.array([3, 5, 2]))
+    return dataset_of({"tokens": tokens_of_rows, "labels": np.array([1, 0, 2])})
 
 
 def test_a_batch_is_padded_to_its_longest_row_in_the_order_asked(dataset):
@@ -54,13 +62,13 @@ def test_a_batch_is_padded_to_its_longest_row_in_the_order_asked(dataset):
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(tmp_path, left):
-    tokens, types = np.array([5, 6, 7, 8, 9], np.int32), np.array([0, 1, 0, 1, 1], np.int8)
-    encoded = Encoded(
-        tokens=flat_of(tokens, np.array([2, 3])), types=flat_of(types, np.array([2, 3]))
-    )
-    write_tokens(tmp_path / "rows", [encoded], np.array([0, 1]), np.array([0, 1]))
-    batch = open_tokens(tmp_path / "rows", pad=1, pad_left=left, type_pad=3).batch(np.array([1, 0]))
+def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(monkeypatch, left):
+    monkeypatch.setattr(rows_of_texts, "pads_left", lambda options: left)
+    lengths = np.array([2, 3])
+    tokens = flat_of(np.array([5, 6, 7, 8, 9], np.int32), lengths)
+    types = flat_of(np.array([0, 1, 0, 1, 1], np.int8), lengths)
+    columns = {"tokens": tokens, "types": types, "labels": np.array([0, 1])}
+    batch = dataset_of(columns, pad=1, type_pad=3).batch(np.array([1, 0]))
     assert batch["input_ids"].tolist() == [[7, 8, 9], [1, 5, 6] if left else [5, 6, 1]]
     assert batch["token_type_ids"].tolist() == [[0, 1, 1], [3, 0, 1] if left else [0, 1, 3]]
 
@@ -70,20 +78,19 @@ def test_a_batch_may_repeat_rows_and_may_be_empty(dataset):
     assert dataset.batch(np.array([], np.int64))["input_ids"].shape == (0, 0)
 
 
-def test_a_dataset_knows_lengths_items_and_where_rows_came_from(dataset):
+def test_a_dataset_knows_lengths_and_items(dataset):
     assert (len(dataset), dataset.lengths.tolist(), dataset.items.tolist()) == (
         3,
         [3, 5, 2],
         [1, 1, 1],
     )
-    assert dataset.source_rows.tolist() == [4, 8, 9]
 
 
-def test_a_batch_of_32_rows_is_collated_in_microseconds(tmp_path):
+def test_a_batch_of_32_rows_is_collated_in_microseconds():
     lengths = np.random.default_rng(0).integers(5, 40, 1000)
-    encoded = Encoded(tokens=flat_of(np.ones(lengths.sum(), np.int32), lengths), types=None)
-    write_tokens(tmp_path / "many", [encoded], lengths % 3, np.arange(1000))
-    dataset, rows = open_tokens(tmp_path / "many", pad=0), np.arange(0, 1000, 31)[:32]
+    tokens = flat_of(np.ones(lengths.sum(), np.int32), lengths)
+    dataset = dataset_of({"tokens": tokens, "labels": lengths % 3})
+    rows = np.arange(0, 1000, 31)[:32]
     dataset.batch(rows)
     best = min(_seconds(lambda: dataset.batch(rows)) for _ in range(200))
     assert best < 200e-6  # some 20 µs on an idle machine
@@ -102,22 +109,23 @@ def prepared(options: TextOptions, seed: int = 0) -> Any:
 
 def test_every_row_is_in_exactly_one_part_with_its_own_tokens_and_label(options):
     data = prepared(options)
-    rows = np.concatenate([data.train.source_rows, data.evaluation.source_rows])
+    rows = np.concatenate([source_rows(data.train), source_rows(data.evaluation)])
     assert sorted(rows) == list(range(60))
     assert len(data.evaluation) == 6
     assert all(
-        np.array_equal(part.labels, part.source_rows % 3) for part in (data.train, data.evaluation)
+        np.array_equal(labels_of(part), source_rows(part) % 3)
+        for part in (data.train, data.evaluation)
     )
     assert np.array_equal(
-        data.evaluation.lengths >= 3 + data.evaluation.source_rows % 3, np.ones(6, bool)
+        data.evaluation.lengths >= 3 + source_rows(data.evaluation) % 3, np.ones(6, bool)
     )
 
 
 def test_the_split_follows_the_seed_and_not_the_call(options):
     first, again = prepared(options), prepared(options)
     other = prepared(options, seed=1)
-    assert np.array_equal(first.evaluation.source_rows, again.evaluation.source_rows)
-    assert not np.array_equal(first.evaluation.source_rows, other.evaluation.source_rows)
+    assert np.array_equal(source_rows(first.evaluation), source_rows(again.evaluation))
+    assert not np.array_equal(source_rows(first.evaluation), source_rows(other.evaluation))
 
 
 def test_a_tiny_fraction_still_keeps_one_row_and_every_class_stays_in_training():
@@ -160,7 +168,7 @@ def test_files_for_evaluation_and_test_override_the_split(options, tmp_path):
     files = {"eval_data": str(tmp_path / "eval.csv"), "test_data": str(tmp_path / "test.jsonl")}
     data = prepared(replace(options, **files))
     assert (len(data.train), len(data.evaluation), len(data.test)) == (60, 2, 1)
-    assert (data.evaluation.labels.tolist(), data.test.labels.tolist()) == ([2, 0], [1])
+    assert (labels_of(data.evaluation).tolist(), labels_of(data.test).tolist()) == ([2, 0], [1])
 
 
 def test_without_a_test_file_the_evaluation_rows_are_the_test(options):
@@ -170,8 +178,9 @@ def test_without_a_test_file_the_evaluation_rows_are_the_test(options):
 
 def test_a_second_preparation_neither_parses_nor_tokenizes(options, monkeypatch):
     first = prepared(options)
-    monkeypatch.setattr(prepare, "read_rows", None)
-    monkeypatch.setattr(prepare, "encode_all", None)
+    monkeypatch.setattr(building, "open_source", None)
+    monkeypatch.setattr(building, "labeled_parts", None)
+    monkeypatch.setattr(LabeledRows, "encode", None)
     second = prepared(options)
     assert np.array_equal(all_of(first.train, "tokens"), all_of(second.train, "tokens"))
     assert first.facts == second.facts
@@ -183,7 +192,7 @@ def test_a_warm_preparation_imports_neither_torch_nor_transformers(options):
     code = (
         "import sys; from distcore import RunConfig;from"
         " distcore_tasks.text_classification.options import TextOptions;from"
-        " distcore_tasks.text_classification.prepare import"
+        " distcore_tasks.text_classification.datasets import"
         f" prepare_text;prepare_text(TextOptions(data={options.data!r}, model='bert-tiny',"
         " max_seq_len=16), RunConfig());print([name for name in ('torch', 'transformers',"
         " 'tokenizers', 'sklearn', 'pyarrow') if name in sys.modules])"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from data_cases import write
+from label_cases import labels_of, source_rows
 from scipy import stats
 from sklearn.metrics import f1_score
 
@@ -61,11 +62,11 @@ def test_numbers_are_kept_as_they_are(tmp_path: Path) -> None:
         values = list(map(float, scores)) if suffix == ".parquet" else scores
         file = write(tmp_path / f"rows{suffix}", text=[f"row {n}" for n in range(12)], label=values)
         data: Any = replace(NUMBERS, data=str(file), columns=Columns()).prepare(RunConfig())
-        assert data.train.labels.dtype == np.float32
+        assert labels_of(data.train).dtype == np.float32
         assert np.array_equal(
-            data.train.labels, np.array(scores, np.float32)[data.train.source_rows]
+            labels_of(data.train), np.array(scores, np.float32)[source_rows(data.train)]
         )
-        assert data.facts["train"]["mean_label"] == pytest.approx(data.train.labels.mean())
+        assert data.facts["train"]["mean_label"] == pytest.approx(labels_of(data.train).mean())
     assert (data.classes, "classes" in data.facts) == ((), False)
 
 
@@ -87,9 +88,9 @@ def test_lists_become_ones_where_a_class_applies(tmp_path: Path) -> None:
         file = write(tmp_path / f"rows{suffix}", text=[f"row {n}" for n in range(12)], label=labels)
         data: Any = replace(LISTS, data=str(file), columns=Columns()).prepare(RunConfig())
         expected = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]] * 3)
-        assert np.array_equal(data.train.labels, expected[data.train.source_rows])
+        assert np.array_equal(labels_of(data.train), expected[source_rows(data.train)])
     assert data.facts["train"]["mean_labels"] == pytest.approx(
-        data.train.labels.sum(1).mean(), abs=0.01
+        labels_of(data.train).sum(1).mean(), abs=0.01
     )
     assert data.classes == ("a", "b", "c")
 
@@ -201,7 +202,7 @@ def test_the_report_of_numbers_has_correlations_and_the_baseline_of_the_training
     report = NUMBERS.report(
         {"label": label, "prediction": prediction, "loss": (label - prediction) ** 2}, data
     )
-    mean = data.train.labels.mean(dtype=np.float64)
+    mean = labels_of(data.train).mean(dtype=np.float64)
     assert report == {
         "loss": pytest.approx(0.625),
         "rmse": pytest.approx(0.625**0.5),
@@ -277,7 +278,7 @@ def test_class_names_stand_for_integers_in_predictions_and_in_the_model() -> Non
         "same",
         {"other", "same"},
     )
-    assert np.array_equal(data.train.labels, TASK.prepare(RunConfig()).train.labels)  # type: ignore[attr-defined]
+    assert np.array_equal(labels_of(data.train), labels_of(TASK.prepare(RunConfig()).train))
 
 
 @pytest.mark.parametrize(

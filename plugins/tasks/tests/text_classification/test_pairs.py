@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from label_cases import labels_of, source_rows
 from row_cases import all_of, row_of
 from transformers import (
     AutoModelForSequenceClassification,
@@ -100,7 +101,7 @@ def test_a_model_reads_what_its_own_tokenizer_makes_of_pairs(kind: Any, tmp_path
     model.save_pretrained(folder)
     task = replace(TASK, model=str(folder))
     data: Any = task.prepare(RunConfig())
-    rows = [ROWS[number] for number in data.train.source_rows]
+    rows = [ROWS[number] for number in source_rows(data.train)]
     texts = [row["first"] for row in rows], [row["second"] for row in rows]
     expected = AutoTokenizer.from_pretrained(folder)(
         *texts, truncation="longest_first", max_length=LENGTH, padding=True, return_tensors="pt"
@@ -133,7 +134,7 @@ def test_a_built_in_model_is_told_which_text_a_token_belongs_to_and_so_is_its_ex
     batch = data.train.batch(np.arange(4))
     assert set(batch) == {"input_ids", "attention_mask", "token_type_ids", "labels"}
     TASK.save(tmp_path, RunConfig(), data)
-    rows = [ROWS[number] for number in data.train.source_rows[:4]]
+    rows = [ROWS[number] for number in source_rows(data.train)[:4]]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     texts = [row["first"] for row in rows], [row["second"] for row in rows]
     encoded = tokenizer(*texts, truncation=True, padding=True, return_tensors="pt")
@@ -150,7 +151,7 @@ def test_single_texts_have_no_types_and_the_content_that_they_always_had() -> No
     assert set(data.train.batch(np.arange(4))) == {"input_ids", "attention_mask", "labels"}
     columns = (
         np.asarray(column, "<i8")
-        for column in (all_of(data.train, "tokens"), data.train.lengths, data.train.labels)
+        for column in (all_of(data.train, "tokens"), data.train.lengths, labels_of(data.train))
     )
     assert (
         data.train.content
@@ -240,12 +241,11 @@ def test_pairs_of_docstrings_come_from_one_docstring_each(tmp_path: Path) -> Non
 
 @pytest.mark.programs
 def test_stdlib_pairs_are_pairs_without_a_column_for_them() -> None:
-    rows = embedded.stdlib_pairs()
-    assert rows.seconds is not None
+    rows = embedded.stdlib_pairs().values
     assert len(rows) > 1000
-    share = rows.labels.count("swapped") / len(rows)
+    share = [row.label for row in rows].count("swapped") / len(rows)
     assert 0.45 < share < 0.55
-    assert len({*rows.texts, *rows.seconds}) == 2 * len(rows)
+    assert len({text for row in rows for text in row.texts}) == 2 * len(rows)
     task = replace(TASK, data="stdlib-pairs", columns=Columns())
     assert task.row_columns() == {"columns.text": "text", "columns.text_pair": "text_pair"}
     assert "token_type_ids" in task.prepare(RunConfig()).train.batch(np.arange(2))

@@ -3,11 +3,11 @@ from contextlib import nullcontext
 
 import pytest
 from data_cases import TEXTS, write
+from label_cases import read_labeled, texts_of
 
 from distcore.errors import DataError
 from distcore_tasks.text_classification.options import Columns
 from distcore_tasks.text_classification.problems.single_label import SingleLabel
-from distcore_tasks.text_classification.rows import LabeledTexts, read_rows
 
 COLUMNS = Columns()
 
@@ -17,20 +17,20 @@ COLUMNS = Columns()
     "labels", [[0, 1, 2, 10], ["b", "a", "b", "喜"]], ids=["integers", "strings"]
 )
 def test_every_format_gives_the_same_rows(tmp_path, suffix, labels):
-    rows = read_rows(write(tmp_path / f"data{suffix}", text=TEXTS, label=labels), COLUMNS)
-    assert (list(rows.texts), rows.labels) == (TEXTS, labels)
+    rows = read_labeled(write(tmp_path / f"data{suffix}", text=TEXTS, label=labels), COLUMNS)
+    assert (texts_of(rows), [*rows.labels]) == (TEXTS, labels)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_columns_can_be_renamed(tmp_path, suffix):
     path = write(tmp_path / f"data{suffix}", review=["a", "b"], stars=[1, 5])
-    assert read_rows(path, Columns(text="review", label="stars")).labels == [1, 5]
+    assert [*read_labeled(path, Columns(text="review", label="stars")).labels] == [1, 5]
 
 
 def test_csv_labels_with_leading_zeros_stay_strings(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("text,label\nx,01\ny,1\n")
-    assert read_rows(path, COLUMNS).labels == ["01", "1"]
+    assert [*read_labeled(path, COLUMNS).labels] == ["01", "1"]
 
 
 BAD = {
@@ -86,7 +86,7 @@ def test_numbers_of_which_each_row_has_another_are_no_classes(tmp_path, labels, 
     file.write_text("text,label\n" + "".join(f"x,{label}\n" for label in labels.split()))
     said = r"row 1: label -.75 is a number, and each row has another; .*--problem-type regression$"
     with pytest.raises(DataError, match=said) if is_refused else nullcontext():
-        SingleLabel().classes(read_rows(file, COLUMNS))
+        SingleLabel().classes(read_labeled(file, COLUMNS))
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD.keys())
@@ -95,9 +95,9 @@ def test_a_bad_row_is_one_line_that_names_the_file(tmp_path, name, content, mess
     with pytest.raises(
         DataError, match=f"^data file {re.escape(str(tmp_path / name))}.*{message}"
     ) as caught:
-        read_rows(tmp_path / name, COLUMNS)
+        read_labeled(tmp_path / name, COLUMNS)
     assert "\n" not in str(caught.value)
 
 
-def test_rows_have_a_length():
-    assert len(LabeledTexts("x", ["a", "b"], [0, 1])) == 2
+def test_rows_have_a_length(tmp_path):
+    assert len(read_labeled(write(tmp_path / "a.jsonl", text=["a", "b"], label=[0, 1]))) == 2

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from label_cases import source_rows
 from row_cases import row_of
 from torch import nn
 from transformers import AutoTokenizer
@@ -136,7 +137,7 @@ def scored(prediction, label):
 
 
 def test_predictions_are_labels_as_the_file_writes_them_and_say_which_row_it_was(task, data):
-    first, second = (int(row) for row in data.test.source_rows[:2] + 1)
+    first, second = (int(row) for row in source_rows(data.test)[:2] + 1)
     where = {"file": task.data}
     assert list(task.predictions(scored([0, 1], [1, 1]), data)) == [
         {
@@ -178,7 +179,7 @@ def test_predictions_of_an_embedded_dataset_have_its_name(task):
     first, *_ = task.predictions(scored([0], [0]), data)
     assert (first["file"], first["row"], "id" in first) == (
         "stdlib-docs",
-        int(data.test.source_rows[0]) + 1,
+        int(source_rows(data.test)[0]) + 1,
         False,
     )
 
@@ -207,7 +208,7 @@ def test_integer_labels_stay_integers_in_predictions(task, tmp_path):
 def test_a_run_folder_gets_a_tokenizer_that_gives_the_same_tokens(task, data, tmp_path):
     task.save(tmp_path / "run", CONFIG, data)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
-    first = int(data.train.source_rows[0])
+    first = int(source_rows(data.train)[0])
     text = json.loads((tmp_path / "data.json").read_text())[first][0]
     assert tokenizer(text)["input_ids"] == row_of(data.train, "tokens", 0).tolist()
     assert json.loads((tmp_path / "run" / "labels.json").read_text()) == ["glad", "sad"]

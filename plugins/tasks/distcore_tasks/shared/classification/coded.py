@@ -181,12 +181,17 @@ class LabelCoder:
     def __init__(self) -> None:
         """Begin without labels. Raises OSError if the disk of the cache cannot be written."""
         cache_root().mkdir(parents=True, exist_ok=True)
-        # ``coded`` closes it.
+        # Closed with this object.
         self._file: IO[bytes] = TemporaryFile(dir=cache_root())  # noqa: SIM115
         self._codes = dict[object, int]()
         self._names = list[Any]()
         # Codes that are not in the file yet.
         self._pending = array("I")
+
+    def __del__(self) -> None:
+        """Close the file, also if a row is refused before all labels are there."""
+        if hasattr(self, "_file"):
+            self._file.close()
 
     def add(self, label: Any) -> None:
         """Add the label of the next row, of any type: 1, 1.0 and True are three."""

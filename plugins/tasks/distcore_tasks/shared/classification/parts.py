@@ -39,6 +39,8 @@ def split_parts(
     options: TaskOptions,
     seed: int,
     read: Callable[[str], R],
+    *,
+    is_drawn: bool = False,
 ) -> Iterator[tuple[str, LabeledPart[R]]]:
     """Yield the name and the rows of each dataset.
 
@@ -46,14 +48,14 @@ def split_parts(
     source, whose rows with other labels are bad rows. ``encode`` returns labels as an array. If
     they are class numbers, ``(rows,)``, training keeps a row of each class. Without ``test_data``
     there is no ``test``, and the evaluation rows serve as test rows. Labels in a file stay there.
-    Raises DataError.
+    ``is_drawn``: the split is drawn, however many rows there are. Raises DataError.
     """
     labels = encode(rows)
     if options.eval_data is None:
         # Arguments of either function.
         split = rows.name, len(rows), options.eval_fraction, seed, _strata(labels)
         if isinstance(labels, StoredArray | CodedTargets):
-            evaluation = evaluation_rows(*split)
+            evaluation = split_rows(*split)[1] if is_drawn else evaluation_rows(*split)
             yield "train", _many(rows, labels, without(len(rows), evaluation))
             yield "evaluation", _many(rows, labels, [evaluation])
         else:

@@ -31,6 +31,7 @@ class MultiLabel:
     0; uint8 ``(rows, classes)``.
     """
 
+    are_numbers: ClassVar = False
     metrics: ClassVar[dict[str, Direction]] = {
         "loss": "min",
         "micro_f1": "max",

@@ -27,6 +27,7 @@ LARGEST = float(np.finfo(np.float32).max)
 class Regression:
     """Implements ``Problem``; encoded labels are numbers, fp32 ``(rows,)``."""
 
+    are_numbers: ClassVar = True
     metrics: ClassVar[dict[str, Direction]] = {
         "loss": "min",
         "pearson": "max",

@@ -41,6 +41,7 @@ NULLS = (
 class SingleLabel:
     """Implements ``Problem``; encoded labels are class numbers, int64."""
 
+    are_numbers: ClassVar = False
     metrics: ClassVar = METRICS
 
     def from_csv(self, labels: list[Any]) -> list[Any]:

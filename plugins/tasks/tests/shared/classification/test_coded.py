@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from label_cases import LabeledTexts
 
 from distcore import DataError
 from distcore_data import skipping
@@ -21,7 +22,6 @@ from distcore_tasks.shared.classification.labels import distinct_labels, encode_
 from distcore_tasks.shared.classification.parts import split_parts
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.problems.multi_label import MultiLabel
-from distcore_tasks.text_classification.rows import LabeledTexts
 
 ROWS = 4000
 
