@@ -9,11 +9,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import compress, pairwise
+from itertools import pairwise
 from tempfile import TemporaryFile
-from typing import IO, Any, Generic, Protocol, TypeVar, runtime_checkable
-
-import numpy as np
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 from distcore import DataError
 from distcore_data import Filtered, IndexedRows, Source, cache_root, data_format
@@ -54,24 +52,6 @@ class LazyValues(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the values in order."""
         return self.read()
-
-
-@runtime_checkable
-class Pickable(Protocol[T_co]):
-    """Values that are read by number."""
-
-    def each(self, places: np.ndarray) -> Iterator[T_co]:
-        """Yield the values at ``places``."""
-        ...
-
-
-def picked(values: Values[T], numbers: np.ndarray) -> LazyValues[T]:
-    """Return the ``values`` at ``numbers``, int64, ascending, from 0."""
-    if isinstance(values, Pickable):
-        return LazyValues(lambda: values.each(numbers), len(numbers))
-    chosen = np.zeros(len(values), np.uint8)
-    chosen[numbers] = 1
-    return LazyValues(lambda: compress(values, chosen.tobytes()), len(numbers))
 
 
 class CopiedValues(Generic[T]):

@@ -10,7 +10,7 @@ from distcore import DataError
 from distcore_data import Record, Source, numbered_records, row_error, source_name
 from distcore_tasks.shared.lazy_rows import ReadValues, Values, read_values
 from distcore_tasks.shared.schema import Schema
-from distcore_tasks.shared.streams.values import NumberedValues, choose_values
+from distcore_tasks.shared.streams.values import NumberedValues
 
 T = TypeVar("T")
 
@@ -59,11 +59,6 @@ def read_rows(
         return ((number, schema.value(record)) for number, record in records)
 
     return Rows(source_name(source), read_values(source, read, see))
-
-
-def stream_rows(source: Source, schema: Schema[T], most_bad_rows: int) -> Rows[T]:
-    """Return the rows of a data file or split, which are read by number. Raises DataError."""
-    return Rows(source_name(source), choose_values(source, schema, most_bad_rows))
 
 
 def given_rows(name: str, records: Iterable[Record], schema: Schema[T]) -> Rows[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -79,16 +79,6 @@ def say_embedded(source: str) -> None:
     logging.getLogger("distcore").info(
         "data: %s, which comes with distcore; --data names your own", source
     )
-
-
-def read_source(
-    source: str, embedded: Mapping[str, Callable[[], R]], rows: Filter, read: Callable[[Source], R]
-) -> R:
-    """Return the rows of an embedded dataset, or those that ``read`` reads from a file
-    or split. Raises DataError.
-    """
-    reader = embedded.get(source)
-    return reader() if reader else read(source_file(source, embedded, rows))
 
 
 def rows_name(source: str, options: TaskOptions) -> str:

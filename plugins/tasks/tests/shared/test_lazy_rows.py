@@ -28,7 +28,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "masked-lm": MaskedLM,
     "text-classification": lambda **options: TextClassification(model="bert-tiny", **options),
 }
-PASSES = {"causal-lm": (3, 4), "masked-lm": (3, 4), "text-classification": (2, 2)}
+PASSES = {"causal-lm": (3, 4), "masked-lm": (3, 4), "text-classification": (4, 5)}
 """How often each reads a file, of which all rows are taken, or some."""
 
 

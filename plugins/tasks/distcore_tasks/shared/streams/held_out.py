@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from distcore_tasks.shared.streams.datasets import Encode, Encoded
 from distcore_tasks.shared.streams.values import AT_ONCE, NumberedValues
 
 STORED_ROWS, STORED_TOKENS = 2**20, 2**24
@@ -29,12 +28,3 @@ def is_large(values: NumberedValues[Any], count_tokens: Callable[[list[Any]], in
         return True
     sample = values.at(np.unique(np.linspace(0, len(values) - 1, AT_ONCE).astype(np.int64)))
     return count_tokens(sample) * len(values) > STORED_TOKENS * len(sample)
-
-
-def token_counter(encode: Encode, length: Callable[[Encoded], int]) -> Callable[[list[Any]], int]:
-    """Return what counts the tokens of values; those that are refused count, too."""
-    return lambda values: sum(map(length, encode(values, _pass)))
-
-
-def _pass(place: int, what: str) -> None:
-    """Take a row that is refused; it is named when all are encoded."""
