@@ -27,7 +27,7 @@ CUTS = [[0, ELEMENTS]] + [
 
 
 def optimizer_of(module: nn.Module, name: str = "adamw") -> torch.optim.Optimizer:
-    config = RunConfig.model_validate({"optimizer": {"name": name}, "lr": 1e-3})
+    config = RunConfig.model_validate({"optimizer": {"name": name}, "lr": 1e-3, "exact": 1})
     optimizer = optimizer_factory(config)(module)
     assert optimizer.defaults["fused"]
     return optimizer

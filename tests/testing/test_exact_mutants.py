@@ -191,7 +191,7 @@ class AddsSumsAsTheyCome(Patched):
 class EndsAsTorchStepsThem(PatchedShards):
     """Leaves the ends of tensors, and so of shards, as torch's fused kernel steps them."""
 
-    change = ("distcore.model.optimizers.adam.step_ends_in_vectors", lambda optimizer: None)
+    change = ("distcore.model.optim.step_ends_in_vectors", lambda optimizer: None)
 
 
 @mutant("bits-of-wide-sums")

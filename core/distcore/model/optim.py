@@ -17,6 +17,7 @@ from distcore.config import RunConfig
 from distcore.errors import ConfigError, TaskError
 from distcore.hints import how_to_get, nearest, samples_of
 from distcore.model.optimizers.adam import AdamW
+from distcore.model.optimizers.vector_ends import step_ends_in_vectors
 from distcore.model.optimizers.own import as_plugin
 from distcore.model.parameter_groups import NO_PHASES, parameter_groups
 from distcore.model.run_schedule import factor_of, lambda_scheduler, warmup_steps
@@ -53,6 +54,9 @@ def _built(
                 f" {setting!r} for each group of parameters{nearest(setting, possible)} (it has lr,"
                 f" lr_scale, {', '.join(possible)})"
             )
+    # Only then: it costs a few calls for each tensor in every step.
+    if config.exact is not None and built.defaults.get("fused"):
+        step_ends_in_vectors(built)
     return built
 
 

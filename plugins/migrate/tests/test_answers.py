@@ -149,6 +149,7 @@ NAMED = {
     "adapter_name_or_path",
     "lora_model_dir",
     "pure_bf16",
+    "overwrite_output_dir",
     "trainer.strategy",
     "eval_delay",
     "optimizer.class_path",

@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import nn
 
 from distcore.distributed.devices import FUSED
-from distcore.model.optimizers.vector_ends import step_ends_in_vectors
 from distcore.plugin.optimizer import ParameterGroup
 
 
@@ -34,10 +33,7 @@ class Moments:
     def build(self, module: nn.Module, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
         """Return torch's optimizer."""
         fused = can_fuse(module)
-        optimizer = type(self).of_torch(groups, betas=self.betas, eps=self.eps, fused=fused)
-        if fused:
-            step_ends_in_vectors(optimizer)
-        return optimizer
+        return type(self).of_torch(groups, betas=self.betas, eps=self.eps, fused=fused)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,7 +186,7 @@ def test_images_are_read_as_datasets_keeps_them(tmp_path: Path) -> None:
     )
     assert images.classes == CLASSES
     assert len(images.train) + len(images.evaluation) == 20
-    row = int(images.train.rows[3])
+    row = int(images.train.table.rows[3])
     shown = images.train.preprocessing.values(pixels(row)[None])
     assert (images.train.batch(np.asarray([3]))["pixel_values"] == shown).all()
     assert next(images.evaluation.origins())["file"] == str(tmp_path / "set")
