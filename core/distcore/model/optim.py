@@ -17,8 +17,8 @@ from distcore.config import RunConfig
 from distcore.errors import ConfigError, TaskError
 from distcore.hints import how_to_get, nearest, samples_of
 from distcore.model.optimizers.adam import AdamW
-from distcore.model.optimizers.vector_ends import step_ends_in_vectors
 from distcore.model.optimizers.own import as_plugin
+from distcore.model.optimizers.vector_ends import step_ends_in_vectors
 from distcore.model.parameter_groups import NO_PHASES, parameter_groups
 from distcore.model.run_schedule import factor_of, lambda_scheduler, warmup_steps
 from distcore.model.running_statistics import keep_frozen_statistics

@@ -66,8 +66,8 @@ class PairRows(TextRows):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """All texts are tokens."""
-        return NAMES
+        """All texts are tokens; rows to predict have no targets."""
+        return NAMES if self.has_targets else NAMES[:1]
 
     @property
     def settings(self) -> Sequence[object]:
