@@ -166,6 +166,10 @@ REFUSED: dict[str, tuple[dict[str, Any], Capabilities]] = {
     "4 blocks has work for as many ranks, and --nproc is 5": ({"nproc": 5}, ABLE),
     "measured on CPUs only, and the device is 'xpu'": ({"device": "xpu"}, ABLE),
     "compiled code": ({"compile": "regions"}, ABLE),
+    "the optimizer 'lamb-of-its-own' is strategy '.*'s own": (
+        {"optimizer": "lamb-of-its-own"},
+        ABLE,
+    ),
     "does not step each element by itself": (
         {"optimizer": "muon"},
         replace(ABLE, shards_parameters=True),

@@ -80,9 +80,12 @@ def _of_arithmetic(config: RunConfig) -> str:
 def _of_optimizer(config: RunConfig, declared: Capabilities) -> str:
     """Return why the optimizer steps shards otherwise than wholes; empty if it does not."""
     name = config.optimizer.name
-    if not declared.shards_parameters:
-        return ""
-    if is_plugin(name) and optimizer_class(name).elementwise:
+    if not is_plugin(name):
+        return (
+            f"the optimizer {name!r} is strategy {config.strategy!r}'s own, which was not measured;"
+            " use adamw, adam or sgd"
+        )
+    if not declared.shards_parameters or optimizer_class(name).elementwise:
         return ""
     return (
         f"strategy {config.strategy!r} steps shards, and the optimizer {name!r} does not step each"

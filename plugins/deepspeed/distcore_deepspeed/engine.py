@@ -121,6 +121,8 @@ def step(run: Run, clip: Clip) -> StepResult:
 
     Raises LossScaleError if fp16 overflows at the smallest loss scale.
     """
+    if run.config.exact is not None:
+        return step_on_whole_gradients(run, clip)
     engine = run.strategy_state
     # at stage 0 DeepSpeed clips, but does not report the norm
     if engine.zero_optimization_stage() == 0:
@@ -132,6 +134,45 @@ def step(run: Run, clip: Clip) -> StepResult:
         engine.step()
     norm = None if clip.norm is None else engine.get_global_grad_norm()
     return StepResult(grad_norm=norm, skipped=bool(getattr(engine.optimizer, "overflow", False)))
+
+
+def step_on_whole_gradients(run: Run, clip: Clip) -> StepResult:
+    """Give each partition its elements of the gradients in ``grad``, and step; at stages 1 and 2.
+
+    The gradients are those of the global batch, on every rank: DeepSpeed adds and clips nothing.
+    Raises StrategyError for a parameter without one, which it would step by zeros.
+    """
+    engine = run.strategy_state
+    zero = engine.optimizer
+    trained = {
+        name: parameter
+        for name, parameter in run.module.named_parameters()
+        if parameter.requires_grad
+    }
+    for name, parameter in trained.items():
+        if parameter.grad is None:
+            raise StrategyError(
+                f"exact = {run.config.exact}: parameter {name!r} has no gradient in this step, and"
+                " DeepSpeed would step it by zeros; freeze it, or use another strategy, such as"
+                " --strategy fsdp"
+            )
+    norm = defaults.clip_gradients_of(list(trained.values()), clip, exact=True)
+    partitions = [torch.zeros_like(master) for master in zero.single_partition_of_fp32_groups]
+    number_of = {id(each): at for at, each in enumerate(zero.single_partition_of_fp32_groups)}
+    for part in checkpoint.parts(run):
+        if part.count:
+            whole = trained[part.name].grad
+            assert whole is not None  # else it was refused above
+            elements = whole.reshape(-1).narrow(0, part.start, part.count)
+            part.slice_of(partitions[number_of[id(part.master)]]).copy_(elements)
+    for parameter in trained.values():
+        parameter.grad = None
+    # Where its own backward pass leaves them.
+    zero.averaged_gradients = {at: [partition] for at, partition in enumerate(partitions)}
+    zero.clip_grad = 0.0
+    engine.set_gradient_accumulation_boundary(True)
+    engine.step()
+    return StepResult(grad_norm=norm, skipped=bool(zero.overflow))
 
 
 def gathering_modules(run: Run) -> dict[str, nn.Module]:

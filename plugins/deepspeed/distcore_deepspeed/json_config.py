@@ -114,6 +114,15 @@ class UserConfig:
         return "nvme" not in (self.offload("offload_optimizer"), self.offload("offload_param"))
 
     @property
+    def exact(self) -> frozenset[str]:
+        """The precisions that keep the bits of ``--exact``: fp32, where masters are the weights.
+
+        A JSON may set what was not measured.
+        """
+        is_measured = not self.is_given and self.offload("offload_optimizer") == "none"
+        return frozenset({"fp32"} if self.stage in (1, 2) and is_measured else ())
+
+    @property
     def compiles(self) -> frozenset[str]:
         """The modes of ``compile`` that work: none at stage 3."""
         return frozenset() if self.stage == 3 else frozenset({"on", "regions"})

@@ -65,7 +65,13 @@ def resolve_section(user: UserConfig, config: RunConfig, ranks: int, model: nn.M
 
 def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Setting]:
     """Return the settings that follow from distcore's config and the user's options."""
-    if config.micro_batch_size == "auto":
+    rows = config.global_batch_size
+    if config.exact is not None:
+        # Rows need not divide, and DeepSpeed does nothing with these numbers but to compare them.
+        micro = -(-rows // ranks)
+        rows = micro * ranks
+        source_of_micro = "exact (global_batch_size / ranks)"
+    elif config.micro_batch_size == "auto":
         # With micro-batches by tokens, their number differs from step to step: DeepSpeed
         # sees a single one.
         micro = max(1, config.global_batch_size // ranks)
@@ -73,13 +79,13 @@ def derived_settings(user: UserConfig, config: RunConfig, ranks: int) -> list[Se
     else:
         micro = config.micro_batch_size
         source_of_micro = "micro_batch_size"
-    accumulation = max(1, config.global_batch_size // (micro * ranks))
+    accumulation = max(1, rows // (micro * ranks))
     source_of_accumulation = "global_batch_size / (micro_batch_size * ranks)"
     is_bf16 = config.precision == "bf16"
     is_fp16 = config.precision == "fp16"
     source_of_splits = "the strategy's data parallel ranks (mesh splits layers)"
     return [
-        Setting("train_batch_size", config.global_batch_size, "global_batch_size"),
+        Setting("train_batch_size", rows, "global_batch_size"),
         Setting("train_micro_batch_size_per_gpu", micro, source_of_micro),
         Setting("gradient_accumulation_steps", accumulation, source_of_accumulation),
         # Always, because DeepSpeed's default clips at 1.0.

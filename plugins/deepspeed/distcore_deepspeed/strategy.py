@@ -93,6 +93,7 @@ class DeepSpeedStrategy(DeepSpeedOptions, StepHooks):
             compiles=user.compiles,
             why_not_compiled=GATHERS,
             forward_cost=user.forward_cost,
+            exact=user.exact,
             owns=frozenset({"precision", "optimizer", *(("schedule",) if user.scheduler else ())}),
             own_values=own_values(user),
             limits=(

@@ -7,7 +7,7 @@ at the end. A strategy may also call them from its own hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -118,15 +118,22 @@ def clip_gradients(
     """
     if clip.norm is None and clip.value is None:
         return None
-    parameters: list[Tensor] = []
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    return clip_gradients_of(parameters, clip, exact)
+
+
+def clip_gradients_of(
+    parameters: Sequence[Tensor], clip: Clip, exact: bool = False
+) -> Tensor | None:
+    """Clip the gradients of ``parameters`` as ``clip_gradients`` does."""
+    if clip.norm is None and clip.value is None:
+        return None
     gradients: list[Tensor] = []
     devices: set[torch.device] = set()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameters.append(parameter)
-                gradients.append(parameter.grad)
-                devices.add(parameter.grad.device if type(parameter.grad) is Tensor else _OTHER)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradients.append(parameter.grad)
+            devices.add(parameter.grad.device if type(parameter.grad) is Tensor else _OTHER)
     norm = None
     if clip.norm is not None:
         squared = exact_squared_norm(gradients) if exact else squared_norm(gradients)
