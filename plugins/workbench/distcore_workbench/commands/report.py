@@ -12,7 +12,7 @@ SUMMARY = "curves, tables and answers of runs, in the terminal or as a page"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
-    parser.usage = "distcore report RUN… [--html FILE] [--follow]"
+    parser.usage = "distcore report RUN… [--html FILE] [--follow] [--all]"
     parser.add_argument(
         "paths",
         nargs="+",
@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the report as a page instead: one file, no network",
     )
     parser.add_argument(
+        "--all",
+        action="store_true",
+        help="in the terminal also wrong predictions, the other curves, times and memory",
+    )
+    parser.add_argument(
         "--follow",
         action="store_true",
         help="draw the curves while the runs train, until all have ended",
@@ -37,4 +42,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the report and return the exit code; raises DistcoreError."""
     from distcore_workbench.report import reporting
 
-    return reporting.run(arguments.paths, arguments.html, arguments.follow)
+    return reporting.run(arguments.paths, arguments.html, arguments.follow, arguments.all)

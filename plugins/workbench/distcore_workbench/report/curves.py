@@ -80,6 +80,12 @@ class Chart:
     baselines: tuple[Baseline, ...] = ()
     """Constants to compare the curves with."""
 
+    @property
+    def is_of_results(self) -> bool:
+        """True for the loss, and for what evaluations measure."""
+        is_evaluated = any(curve.group == "eval" for curve in self.curves)
+        return is_evaluated or self.title == "loss"
+
 
 def lines_of(folder: Path, config: RunConfig) -> list[dict[str, Any]]:
     """Return the lines of a run's ``metrics.jsonl`` by step; none if it has no step yet.

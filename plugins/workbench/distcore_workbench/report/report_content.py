@@ -12,7 +12,7 @@ from distcore_workbench.observe.goodput import goodput_of
 from distcore_workbench.pages.document import command_line
 from distcore_workbench.report.curves import Chart, charts_of, lines_of
 from distcore_workbench.report.folders import RunFolder, names_of, read
-from distcore_workbench.report.predictions import Confusion, answers_of
+from distcore_workbench.report.predictions import Answers, answers_of
 from distcore_workbench.report.side_by_side import Facts, facts_of
 
 HEADLINE = (
@@ -38,12 +38,20 @@ class Content:
     """The runs side by side: metrics of the final test, speed, memory, differing settings."""
     charts: tuple[Chart, ...]
     """The curves of all runs together."""
-    answers: tuple[Confusion | list[dict[str, str]] | None, ...]
+    answers: tuple[Answers | None, ...]
     """The predictions of each run; ``None`` where it has none."""
     about: str
     """The common settings of the runs, in a line."""
     remarks: tuple[str, ...]
-    """Where the time of each observed run went, and warnings for the reader, one line each."""
+    """Warnings for the reader, one line each."""
+    time_remarks: tuple[str, ...] = ()
+    """Where the time of each observed run went, one line each."""
+
+    @property
+    def main_charts(self) -> list[Chart]:
+        """The loss, and what evaluations have measured; all charts where there is no such one."""
+        main = [chart for chart in self.charts if chart.is_of_results]
+        return main or list(self.charts)
 
     @property
     def names(self) -> list[str]:
@@ -77,7 +85,8 @@ def content_of(folders: Sequence[Path]) -> Content:
         charts=tuple(charts),
         answers=tuple(answers_of(run.folder) if run.report else None for run in runs),
         about=f"{subject}: {', '.join(_about(runs))}",
-        remarks=(*time_remarks, *facts["notes"], *unstarted_remarks),
+        remarks=(*facts["notes"], *unstarted_remarks),
+        time_remarks=tuple(time_remarks),
     )
 
 

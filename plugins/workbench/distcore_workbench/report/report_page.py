@@ -4,7 +4,7 @@ results, curves, and predictions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from distcore_workbench.pages.document import color, document, plot_places
@@ -17,29 +17,53 @@ from distcore_workbench.pages.tables import (
 )
 from distcore_workbench.report.curve_figures import CurveFigures, controls
 from distcore_workbench.report.curves import Chart
-from distcore_workbench.report.predictions import Confusion
+from distcore_workbench.report.predictions import Answers, Classified
 from distcore_workbench.report.report_content import Content
 from distcore_workbench.report.settings_figure import settings_figure
-from distcore_workbench.report.side_by_side import Facts, cells, headings
-from distcore_workbench.report.terminal import describe_hidden_classes
+from distcore_workbench.report.side_by_side import Facts, Part, cells, headings
+from distcore_workbench.report.terminal import (
+    CORNER,
+    REPORT_HEADINGS,
+    describe_matrix,
+    report_cells,
+)
 
 MOST_COLUMNS = 12
 """Columns of a table that a wide screen shows without breaking words."""
+COSTS = "Times, memory and other curves"
+"""What is folded away."""
 MOST_ANSWERS = 8
 """Runs whose predictions are shown, so that the file stays small."""
 
 
 def page(content: Content) -> str:
-    """Return the page as HTML."""
-    about = f'<p class="soft">{escape(content.about)}</p>'
-    return runs_page(
-        "Report",
-        content.facts,
-        content.charts,
-        content.remarks,
-        about,
-        "\n".join(_answers(content)),
+    """Return the page as HTML: results and predictions, then loss and metrics over the run, and
+    folded away what the run cost.
+    """
+    facts, names = content.facts, content.names
+    main = content.main_charts
+    others = [chart for chart in content.charts if chart not in main]
+    # In one drawing, so that the controls of the page are those of all curves.
+    curves = CurveFigures([*main, *others], names)
+    setting_figures = [*filter(None, [settings_figure(facts)])]
+    main_figures = [*setting_figures, *curves.figures[: len(main)]]
+    folded_figures = curves.figures[len(main) :]
+    body = "\n".join(
+        [
+            f'<p class="soft">{escape(content.about)}</p>',
+            runs_table(facts, "results"),
+            remark_list(content.remarks),
+            *_answers(content),
+            controls(names),
+            plot_places(main_figures),
+            f"<details><summary>{COSTS}</summary>",
+            runs_table(facts, "costs"),
+            remark_list(content.time_remarks),
+            plot_places(folded_figures) if folded_figures else "",
+            "</details>",
+        ]
     )
+    return document("Report", facts["command"], body, [*main_figures, *folded_figures], curves.axes)
 
 
 def runs_page(
@@ -62,10 +86,12 @@ def runs_page(
     return document(title, facts["command"], body, figures, curves.axes)
 
 
-def runs_table(facts: Facts) -> str:
-    """Return the table of runs as HTML: a row a run, or a column for few runs of many settings."""
-    names = headings(facts)
-    rows = cells(facts)
+def runs_table(facts: Facts, part: Part = "all") -> str:
+    """Return a part of the table of runs as HTML: a row a run, or a column for few runs of many
+    settings.
+    """
+    names = headings(facts, part)
+    rows = cells(facts, part)
     if len(names) > max(MOST_COLUMNS, len(rows)):
         return turned_table(names, rows)
     colors = [color(run) for run in range(len(rows))]
@@ -87,20 +113,30 @@ def _answers(content: Content) -> Iterator[str]:
         yield f'<p class="soft">The predictions of {not_shown} more runs are not shown.</p>'
 
 
-def _answers_of(name: str, answers: Confusion | list[dict[str, str]]) -> Iterator[str]:
-    """Yield a run's confusion matrix, or its first predictions, as HTML."""
-    if isinstance(answers, Confusion):
-        yield (
-            f"<h2>{escape(name)}: rows by class, and the classes"
-            f" predicted{describe_hidden_classes(answers)}</h2>"
-        )
-        yield shaded_table(
-            ["class", *answers.classes], zip(answers.classes, answers.counts, strict=True)
-        )
+def _answers_of(name: str, answers: Answers) -> Iterator[str]:
+    """Yield a run's classification report, confusion matrix and wrong predictions, or its first
+    predictions, as HTML.
+    """
+    if not isinstance(answers, Classified):
+        yield f"<h2>{escape(name)}: the first predictions of the final test</h2>"
+        yield _sample_table(answers)
         return
-    yield f"<h2>{escape(name)}: the first predictions of the final test</h2>"
+    confusion = answers.confusion
+    yield f"<h2>{escape(name)}: classification report</h2>"
+    yield html_table(REPORT_HEADINGS, report_cells(answers.report))
+    yield f"<h2>{escape(name)}: confusion matrix{describe_matrix(confusion)}</h2>"
+    yield shaded_table(
+        [CORNER, *confusion.classes], zip(confusion.classes, confusion.counts, strict=True)
+    )
+    if answers.wrong:
+        yield f"<h2>{escape(name)}: wrong with the most confidence</h2>"
+        yield _sample_table(answers.wrong)
+
+
+def _sample_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return rows of predictions as HTML, with a column for each of their values."""
     columns: dict[str, None] = {}
-    for row in answers:
+    for row in rows:
         columns.update(dict.fromkeys(row))
-    cells_of_rows = [[row.get(column, "") for column in columns] for row in answers]
-    yield text_table(list(columns), cells_of_rows)
+    cells_of_rows = [[row.get(column, "") for column in columns] for row in rows]
+    return text_table(list(columns), cells_of_rows)

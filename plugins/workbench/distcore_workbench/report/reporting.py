@@ -15,11 +15,12 @@ from distcore_workbench.report.report_page import page
 from distcore_workbench.report.terminal import show
 
 
-def run(paths: Sequence[Path], html: Path | None, following: bool) -> int:
+def run(paths: Sequence[Path], html: Path | None, following: bool, everything: bool = False) -> int:
     """Show the runs in the terminal or, with ``html``, write a page of them there; return 0.
 
     Raises ConfigError.
 
+    ``everything``: also wrong predictions, other curves, times and memory, in the terminal.
     ``following``: show their curves while they train, and the report when the last one has ended.
     """
     folders, console = folders_of(paths, "report"), stdout_console()
@@ -28,7 +29,7 @@ def run(paths: Sequence[Path], html: Path | None, following: bool) -> int:
         follow(folders, console)
     content = content_of(folders)
     if html is None:
-        show(content, console)
+        show(content, console, everything)
         return 0
     try:
         html.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from distcore.files import strict_json
 from distcore_workbench.report.folders import RunFolder, names_of
@@ -16,6 +16,8 @@ Facts = dict[str, Any]
 """JSON values by name."""
 Cell = Callable[[Facts], str]
 """Turns the facts of a row into the text of one cell."""
+Part = Literal["all", "results", "costs"]
+"""Columns of the runs: settings and metrics are the results, times and memory the costs."""
 VERSION = 1
 """Version of the format of compare.json for runs."""
 NOT_AVAILABLE = "n/a"
@@ -87,14 +89,14 @@ def reached(report: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def headings(facts: Facts) -> list[str]:
-    """Return the column headings."""
-    return ["run", *_columns(facts)]
+def headings(facts: Facts, part: Part = "all") -> list[str]:
+    """Return the column headings of a part of the columns."""
+    return ["run", *_columns(facts, part)]
 
 
-def cells(facts: Facts) -> list[list[str]]:
-    """Return the cells of each run."""
-    columns = _columns(facts).values()
+def cells(facts: Facts, part: Part = "all") -> list[list[str]]:
+    """Return the cells of each run in a part of the columns."""
+    columns = _columns(facts, part).values()
     rows = []
     for run in facts["runs"]:
         rows.append([run["name"], *(cell(run) for cell in columns)])
@@ -119,20 +121,23 @@ def _line(texts: Sequence[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
-def _columns(facts: Facts) -> dict[str, Cell]:
+def _columns(facts: Facts, part: Part) -> dict[str, Cell]:
     """Map each heading after the first to the function that makes its cell."""
+    costs: dict[str, Cell] = {
+        "samples/s": lambda run: number(run["samples_per_second"], 1),
+        "training s": lambda run: number(run["train_seconds"], 1),
+        "peak MiB/rank": lambda run: number(run["peak_memory_mib"], 0),
+    }
+    if part == "costs":
+        return costs
     metrics = {
         f"{name}{ARROWS[way]}": partial(_metric, facts, name)
         for name, way in facts["metrics"].items()
     }
     differing = dict.fromkeys(key for run in facts["runs"] for key in run["differs"])
-    return {
-        **{key: partial(_setting, key) for key in differing},
-        **metrics,
-        "samples/s": lambda run: number(run["samples_per_second"], 1),
-        "training s": lambda run: number(run["train_seconds"], 1),
-        "peak MiB/rank": lambda run: number(run["peak_memory_mib"], 0),
-    }
+    results: dict[str, Cell] = {key: partial(_setting, key) for key in differing}
+    results |= metrics
+    return results if part == "results" else results | costs
 
 
 def _metric(facts: Facts, name: str, run: Facts) -> str:

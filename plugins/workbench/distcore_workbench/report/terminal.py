@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -10,9 +11,15 @@ from rich.text import Text
 
 from distcore.cli import GAP, print_cells, print_described, say
 from distcore_workbench.report.curves import Chart, Point
-from distcore_workbench.report.predictions import Confusion
+from distcore_workbench.report.predictions import (
+    OTHERS,
+    Answers,
+    Classified,
+    ClassReport,
+    Confusion,
+)
 from distcore_workbench.report.report_content import Content
-from distcore_workbench.report.side_by_side import cells, headings
+from distcore_workbench.report.side_by_side import Part, cells, headings
 
 BARS = "▁▂▃▄▅▆▇█"
 """Eighths of a line's height."""
@@ -25,21 +32,36 @@ LONGEST_NAME = 24
 """Characters of a name in the table of curves."""
 SAMPLES = 3
 """Rows that are shown of each run."""
+MAIN_CURVES = 2
+"""Charts of a short report: the loss and a metric."""
+REPORT_HEADINGS = ["class", "precision", "recall", "F1", "rows"]
+CORNER = "class ↓ predicted →"
+"""Heading of the classes beside a confusion matrix."""
 
 
-def show(content: Content, console: Console) -> None:
-    """Print the whole report, its tables folded on a narrow screen."""
+def show(content: Content, console: Console, everything: bool = False) -> None:
+    """Print the report, its tables folded on a narrow screen: results, predictions and two charts.
+
+    With ``everything`` there are all curves, wrong predictions, times and memory, too.
+    """
+    part: Part = "all" if everything else "results"
     say(console, content.about)
     console.print()
-    show_curves(content, console)
-    console.print()
-    print_cells(console, headings(content.facts), cells(content.facts), numbers=True)
+    print_cells(console, headings(content.facts, part), cells(content.facts, part), numbers=True)
     for name, answers in zip(content.names, content.answers, strict=True):
         if answers is not None:
             console.print()
-            _show_answers(name, answers, console)
-    for line in content.remarks:
+            _show_answers(name, answers, console, everything)
+    console.print()
+    charts = content.charts if everything else tuple(content.main_charts[:MAIN_CURVES])
+    show_curves(replace(content, charts=charts), console)
+    remarks = content.remarks
+    if everything:
+        remarks += content.time_remarks
+    for line in remarks:
         say(console, line)
+    if not everything:
+        say(console, "--all shows the other curves, times and memory")
 
 
 def show_curves(content: Content, console: Console) -> None:
@@ -137,25 +159,48 @@ def _width(texts: Sequence[str]) -> int:
     return min(LONGEST_NAME, max(map(len, texts)))
 
 
-def _show_answers(name: str, answers: Confusion | list[dict[str, str]], console: Console) -> None:
-    """Print the confusion matrix of a run's final test, or its first predictions."""
-    if isinstance(answers, Confusion):
-        hidden = describe_hidden_classes(answers)
-        say(console, f"{name}: rows by class, and the classes predicted{hidden}")
-        rows = []
-        for label, counts in zip(answers.classes, answers.counts, strict=True):
-            rows.append([label, *map(str, counts)])
-        print_cells(console, ["class", *answers.classes], rows, numbers=True)
+def _show_answers(name: str, answers: Answers, console: Console, everything: bool) -> None:
+    """Print classification report and confusion matrix of a run's final test, or its first
+    predictions.
+    """
+    if not isinstance(answers, Classified):
+        say(console, f"{name}: the first predictions of the final test")
+        _show_samples(answers[:SAMPLES], console)
         return
-    say(console, f"{name}: the first predictions of the final test")
-    for row in answers[:SAMPLES]:
+    say(console, f"{name}: classification report")
+    print_cells(console, REPORT_HEADINGS, report_cells(answers.report), numbers=True)
+    console.print()
+    confusion = answers.confusion
+    say(console, f"{name}: confusion matrix{describe_matrix(confusion)}")
+    rows = []
+    for label, counts in zip(confusion.classes, confusion.counts, strict=True):
+        rows.append([label, *map(str, counts)])
+    print_cells(console, [CORNER, *confusion.classes], rows, numbers=True)
+    if everything and answers.wrong:
+        console.print()
+        say(console, f"{name}: wrong with the most confidence")
+        _show_samples(answers.wrong[:SAMPLES], console)
+
+
+def _show_samples(rows: Sequence[Mapping[str, str]], console: Console) -> None:
+    """Print the values of some rows, one below the other."""
+    for row in rows:
         # A text of several lines would leave its column.
         lines = [[key, " ".join(text.split())] for key, text in row.items()]
         print_described(console, ["", ""], lines)
 
 
-def describe_hidden_classes(answers: Confusion) -> str:
-    """Return in words how many classes a confusion matrix leaves out; empty if it shows all."""
-    if not answers.hidden_classes:
+def report_cells(report: Sequence[ClassReport]) -> list[list[str]]:
+    """Return the cells of a classification report, a row a class."""
+    rows = []
+    for of_class in report:
+        shares = (of_class.precision, of_class.recall, of_class.f1)
+        rows.append([of_class.name, *(f"{share:.3f}" for share in shares), str(of_class.rows)])
+    return rows
+
+
+def describe_matrix(confusion: Confusion) -> str:
+    """Return in words how many classes a confusion matrix shows as one; empty if it shows all."""
+    if not confusion.hidden_classes:
         return ""
-    return f"; {answers.hidden_classes} classes with fewer rows are left out"
+    return f"; {OTHERS} are {confusion.hidden_classes} classes with fewer rows"

@@ -28,7 +28,7 @@ from distcore_workbench.pages.plotly import source
 from distcore_workbench.report import live
 from distcore_workbench.report.curve_figures import MOST_POINTS, thinned
 from distcore_workbench.report.curves import Baseline, Point, charts_of, training_seconds
-from distcore_workbench.report.predictions import MOST_CLASSES, Confusion, answers_of
+from distcore_workbench.report.predictions import MOST_CLASSES, Classified, Confusion, answers_of
 from distcore_workbench.report.terminal import sparkline
 
 lxml = pytest.importorskip("lxml.html")
@@ -70,7 +70,8 @@ def test_a_finished_run_that_was_resumed_has_no_speed(
             json.loads(report.read_text()) | {"samples_per_second": 0.0, "train_seconds": 0.01}
         )
     )
-    row = next(line for line in shown(capsys, "runs/first") if line.startswith("first  "))
+    lines = shown(capsys, "runs/first", "--all")
+    row = next(line for line in lines if line.startswith("first  "))
     assert row.split()[-3:-1] == ["n/a", "n/a"]
 
 
@@ -81,20 +82,90 @@ def test_a_report_of_one_run_in_the_terminal(
     assert lines[0].startswith(
         "first: task text-classification, global batch size 32, strategy single, "
     )
-    assert re.fullmatch(r"curve +steps 10 to 100 +last +least +most", lines[2])
-    assert re.fullmatch(r"train loss +█[█▇▆▅▄▃▂▁]+▁ +0\.1353 +0\.1353 +0\.8187", lines[3])
-    assert re.fullmatch(r"eval loss +▄+ +0\.5 +0\.5 +0\.5", lines[4])
-    names = [line.split("  ")[0] for line in lines[5:10]]
-    assert names == ["accuracy", "learning rate", "gradient norm", "samples/s", "peak memory, MiB"]
-    assert " ".join(lines[11].split()) == "run loss ↓ accuracy ↑ samples/s training s peak MiB/rank"
-    table = [line.split() for line in lines[15:19]]
-    assert table == [
-        ["class", "bad", "good", "so", "so"],
-        ["bad", "1", "0", "0"],
-        ["good", "1", "1", "0"],
-        ["so", "so", "0", "1", "0"],
+    assert [" ".join(line.split()) for line in lines[2:4]] == [
+        "run loss ↓ accuracy ↑",
+        "first 0.2000 0.9000",
     ]
+    assert [" ".join(line.split()) for line in lines[5:12]] == [
+        "first: classification report",
+        "class precision recall F1 rows",
+        "bad 0.500 1.000 0.667 1",
+        "good 0.500 0.500 0.500 2",
+        "so so 0.000 0.000 0.000 1",
+        "macro avg 0.333 0.500 0.389 4",
+        "weighted avg 0.375 0.500 0.417 4",
+    ]
+    assert [" ".join(line.split()) for line in lines[13:18]] == [
+        "first: confusion matrix",
+        "class ↓ predicted → bad good so so",
+        "bad 1 0 0",
+        "good 1 1 0",
+        "so so 0 1 0",
+    ]
+    assert re.fullmatch(r"curve +steps 10 to 100 +last +least +most", lines[19])
+    assert re.fullmatch(r"train loss +█[█▇▆▅▄▃▂▁]+▁ +0\.1353 +0\.1353 +0\.8187", lines[20])
+    assert re.fullmatch(r"eval loss +▄+ +0\.5 +0\.5 +0\.5", lines[21])
+    assert lines[22].startswith("accuracy ")
+    assert lines[23:] == ["--all shows the other curves, times and memory"]
     assert max(map(len, lines[1:])) <= 80
+
+
+def test_all_of_a_report_has_the_other_curves_times_memory_and_wrong_rows(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {
+            "index": number,
+            "file": "reviews.csv",
+            "row": number + 1,
+            "label": "good",
+            "prediction": prediction,
+            "scores": {prediction: 0.5 + number / 20, "so so": 0.1},
+        }
+        for number, prediction in enumerate(["bad", "good", "bad", "so so", "bad", "bad", "bad"])
+    ]
+    write_predictions(Path("runs/first"), *rows)
+    lines = shown(capsys, "runs/first", "--all")
+    assert " ".join(lines[2].split()) == "run loss ↓ accuracy ↑ samples/s training s peak MiB/rank"
+    start = next(n for n, line in enumerate(lines) if line.startswith("curve "))
+    names = [line.split("  ")[0] for line in lines[start + 3 : start + 8]]
+    assert names == ["accuracy", "learning rate", "gradient norm", "samples/s", "peak memory, MiB"]
+    wrong = lines.index("first: wrong with the most confidence")
+    assert [line.split() for line in lines[wrong + 1 : wrong + 7]] == [
+        ["index", "6"],
+        ["file", "reviews.csv"],
+        ["row", "7"],
+        ["label", "good"],
+        ["prediction", "bad"],
+        ["confidence", "0.8000"],
+    ]
+    answers = answers_of(Path("runs/first"))
+    assert isinstance(answers, Classified)
+    assert [row["index"] for row in answers.wrong] == ["6", "5", "4", "3", "2"]
+    assert max(map(len, lines[1:])) <= 80
+
+
+def test_the_classification_report_is_that_of_scikit_learn(tmp_path: Path) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    labels = [number * number % 7 for number in range(60)]
+    predictions = [number * 3 % 5 for number in range(60)]
+    write_predictions(
+        tmp_path,
+        *(
+            {"label": label, "prediction": prediction}
+            for label, prediction in zip(labels, predictions, strict=True)
+        ),
+    )
+    answers = answers_of(tmp_path)
+    assert isinstance(answers, Classified)
+    theirs = metrics.classification_report(labels, predictions, output_dict=True, zero_division=0)
+    for of_class in answers.report:
+        expected = theirs[of_class.name]
+        assert [of_class.precision, of_class.recall, of_class.f1, of_class.rows] == pytest.approx(
+            [expected[key] for key in ("precision", "recall", "f1-score", "support")]
+        )
+    matrix = metrics.confusion_matrix(labels, predictions)
+    assert [list(counts) for counts in answers.confusion.counts] == matrix.tolist()
 
 
 def test_reports_of_several_runs_stand_below_each_other_and_their_configs_beside(
@@ -115,7 +186,7 @@ def test_reports_of_several_runs_stand_below_each_other_and_their_configs_beside
     assert max(map(len, lines[1:])) <= 80
 
 
-def test_the_page_has_what_differs_first_then_curves_and_predictions(
+def test_the_page_has_results_and_predictions_first_and_folds_costs_away(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shown(capsys, "runs", "--html", "pages/report.html") == ["report: pages/report.html"]
@@ -124,14 +195,21 @@ def test_the_page_has_what_differs_first_then_curves_and_predictions(
     assert headings[:4] == ["run", "lr", "loss ↓", "accuracy ↑"]
     titles = [title.text_content() for title in page.findall(".//h2")]
     assert titles == [
+        "first: classification report",
+        "first: confusion matrix",
         "loss (evaluations: dashed)",
         "accuracy",
         "learning rate",
         "gradient norm",
         "samples/s",
         "peak memory, MiB",
-        "first: rows by class, and the classes predicted",
     ]
+    (folded,) = page.findall(".//details")
+    assert [title.text_content() for title in folded.findall(".//h2")] == titles[4:]
+    assert [cell.text_content() for cell in folded.find(".//table").findall(".//thead//th")] == [
+        "run", "samples/s", "training s", "peak MiB/rank",
+    ]  # fmt: skip
+    assert folded.get("open") is None
     assert [button.text_content() for button in page.findall(".//button")] == [
         "first",
         "second",
@@ -314,7 +392,10 @@ def test_tags_of_words_are_counted_word_by_word_and_several_classes_of_a_row_are
         tmp_path, {"label": ["O", "O", "B", None], "prediction": ["O", "B", "B", None]}
     )
     tags = answers_of(tmp_path)
-    assert tags == Confusion(classes=("B", "O"), counts=((1, 0), (1, 1)), hidden_classes=0)
+    assert isinstance(tags, Classified)
+    assert tags.confusion == Confusion(
+        classes=("B", "O"), counts=((1, 0), (1, 1)), hidden_classes=0
+    )
     write_predictions(tmp_path, {"label": ["x", "y"], "prediction": ["x", "z"]})
     assert isinstance(answers_of(tmp_path), list)
     write_predictions(tmp_path, {"label": 3.5, "prediction": 3.1})
@@ -324,9 +405,14 @@ def test_tags_of_words_are_counted_word_by_word_and_several_classes_of_a_row_are
 def test_the_classes_with_most_rows_are_shown_of_very_many(tmp_path: Path) -> None:
     rows = [{"label": n, "prediction": 0} for n in range(30) for _ in range(1 + (n % 2))]
     write_predictions(tmp_path, *rows)
-    confusion = answers_of(tmp_path)
-    assert isinstance(confusion, Confusion)
-    assert (len(confusion.classes), confusion.hidden_classes) == (MOST_CLASSES, 10)
+    answers = answers_of(tmp_path)
+    assert isinstance(answers, Classified)
+    confusion = answers.confusion
+    assert (len(confusion.classes), confusion.hidden_classes) == (MOST_CLASSES + 1, 10)
+    # The others are one row and one column, so that all rows are counted.
+    assert confusion.classes[-1] == "others"
+    assert sum(map(sum, confusion.counts)) == len(rows)
+    assert len(answers.report) == MOST_CLASSES + 2
 
 
 def test_a_last_line_that_is_being_written_is_left_out(

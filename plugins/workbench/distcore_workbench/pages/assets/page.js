@@ -97,5 +97,9 @@
     draw();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  // What is folded away has no width until it is opened.
+  document.querySelectorAll("details").forEach(folded => folded.addEventListener("toggle", () => {
+    if (folded.open) folded.querySelectorAll(".plot").forEach(place => Plotly.Plots.resize(place));
+  }));
   draw();
 })();
