@@ -9,6 +9,7 @@ checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -26,6 +27,13 @@ MANAGER = "distcore.io/train"
 """Name under which a TrainJob has our changes of its runtime."""
 RANK = "NODE_RANK"
 """Variable with the number of the pod."""
+QUANTITIES = ("cpu", "memory", "shm")
+"""Options that are amounts of a pod: what it requests, and the size of its /dev/shm."""
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
+SHM = "/dev/shm"
+"""Memory that the processes of a pod share. A container has 64 MB by default, on which loader
+workers, and ranks of one machine over NCCL, die with a bus error.
+"""
 Tree = dict[str, Any]
 
 
@@ -64,7 +72,7 @@ class KubernetesLauncher:
 
 
 def _options_of(value: str) -> tuple[str, dict[str, str]]:
-    """Return the kind and the options of ``KIND,image=IMAGE,claim=NAME,mount=PATH,name=NAME``."""
+    """Return the kind and the options of ``KIND,image=IMAGE,claim=NAME,…``; raises ConfigError."""
     kind, *pairs = value.split(",")
     how = "--launcher kubernetes:KIND,image=IMAGE with KIND " + ", ".join(KINDS)
     if kind not in KINDS:
@@ -72,6 +80,7 @@ def _options_of(value: str) -> tuple[str, dict[str, str]]:
             f"--launcher kubernetes:{value}: no kind {kind!r}{nearest(kind, KINDS)}; expected {how}"
         )
     options = {"image": "", "claim": "distcore", "mount": "/shared", "name": "distcore"}
+    options |= dict.fromkeys(QUANTITIES, "")
     for pair in pairs:
         name, _, text = pair.partition("=")
         if name not in options or not text:
@@ -80,6 +89,12 @@ def _options_of(value: str) -> tuple[str, dict[str, str]]:
                 f" {', '.join(options)}"
             )
         options[name] = text
+    for name in QUANTITIES:
+        if options[name] and not QUANTITY.fullmatch(options[name]):
+            raise ConfigError(
+                f"--launcher kubernetes: {name} = {options[name]!r}: expected a quantity of"
+                " Kubernetes, such as 8, 500m or 64Gi"
+            )
     if not options["image"]:
         raise ConfigError(f"--launcher kubernetes: which image do the pods run? {how}")
     return kind, options
@@ -138,7 +153,7 @@ def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str])
 
     The runtime sets the variables from which torchrun reads nodes, ranks and address.
     """
-    volumes, mounts = _volume(options)
+    volumes, mounts = _volumes(options)
     trainer = {
         "image": options["image"],
         "command": ["torchrun"],
@@ -146,7 +161,7 @@ def _trainjob(spec: LaunchSpec, nodes: int, nproc: int, options: dict[str, str])
         "numNodes": nodes,
         "numProcPerNode": nproc,
         "env": _environment(spec),
-        "resourcesPerNode": _gpus(spec, nproc),
+        "resourcesPerNode": _resources(spec, nproc, options),
     }
     pod = {
         "terminationGracePeriodSeconds": int(spec.timeout),
@@ -183,7 +198,7 @@ def _pod(
     master: str,
 ) -> Tree:
     """Return the spec of a pod; ``master`` is the address of the first one."""
-    volumes, mounts = _volume(options)
+    volumes, mounts = _volumes(options)
     index = {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
     agent = ["torchrun", "--nnodes", str(nodes), "--node-rank", f"$({RANK})"]
     agent += ["--nproc-per-node", str(nproc)]
@@ -194,7 +209,7 @@ def _pod(
         "workingDir": options["mount"],
         "command": [*agent, "--no-python", *_program(spec)],
         "env": [{"name": RANK, "valueFrom": {"fieldRef": index}}, *_environment(spec)],
-        "resources": _gpus(spec, nproc),
+        "resources": _resources(spec, nproc, options),
         "volumeMounts": mounts,
     }
     return {
@@ -219,19 +234,32 @@ def _environment(spec: LaunchSpec) -> list[Tree]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def _gpus(spec: LaunchSpec, nproc: int) -> Tree:
-    """Return the limit of a pod's GPUs; empty without GPUs."""
-    if spec.device in ("cpu", "auto"):
-        return {}
-    return {"limits": {"nvidia.com/gpu": str(nproc)}}
+def _resources(spec: LaunchSpec, nproc: int, options: dict[str, str]) -> Tree:
+    """Return what a pod requests, and the limit of its memory and GPUs; empty for nothing."""
+    requests = {name: options[name] for name in ("cpu", "memory") if options[name]}
+    # Not of CPU: a limit would throttle ranks in the midst of a collective.
+    limits = {"memory": options["memory"]} if options["memory"] else {}
+    if spec.device not in ("cpu", "auto"):
+        limits["nvidia.com/gpu"] = str(nproc)
+    resources = {"requests": requests, "limits": limits}
+    return {kind: amounts for kind, amounts in resources.items() if amounts}
 
 
-def _volume(options: dict[str, str]) -> tuple[list[Tree], list[Tree]]:
-    """Return the volume that all pods share, and where it is mounted."""
+def _volumes(options: dict[str, str]) -> tuple[list[Tree], list[Tree]]:
+    """Return the volume that all pods share and a pod's own memory, and where they are mounted."""
     claim = {"claimName": options["claim"]}
-    volume = {"name": "shared", "persistentVolumeClaim": claim}
-    mount = {"name": "shared", "mountPath": options["mount"]}
-    return [volume], [mount]
+    in_memory = {"medium": "Memory"}
+    if options["shm"]:
+        in_memory["sizeLimit"] = options["shm"]
+    volumes: list[Tree] = [
+        {"name": "shared", "persistentVolumeClaim": claim},
+        {"name": "shm", "emptyDir": in_memory},
+    ]
+    mounts: list[Tree] = [
+        {"name": "shared", "mountPath": options["mount"]},
+        {"name": "shm", "mountPath": SHM},
+    ]
+    return volumes, mounts
 
 
 KINDS: dict[str, Callable[[LaunchSpec, int, int, dict[str, str]], list[Tree]]] = {

@@ -176,9 +176,9 @@ KUBERNETES: dict[str, Any] = {
 }
 
 
-def trees(kind: str) -> list[dict[str, Any]]:
+def trees(kind: str, more: str = "") -> list[dict[str, Any]]:
     plan = KubernetesLauncher().plan(
-        replace(SPEC, value=f"{kind},image=me/it:1,claim=disk", **KUBERNETES)
+        replace(SPEC, value=f"{kind},image=me/it:1,claim=disk{more}", **KUBERNETES)
     )
     assert list(plan.files) == ["distcore.yaml"]
     return list(yaml.safe_load_all(plan.files["distcore.yaml"]))
@@ -205,8 +205,39 @@ def test_a_kubernetes_job_runs_torchrun_in_pods_that_a_service_names() -> None:
         " max_restarts=0 --resume auto"
     )
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
-    assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
-    assert pod["volumes"] == [{"name": "shared", "persistentVolumeClaim": {"claimName": "disk"}}]
+    assert container["volumeMounts"] == [
+        {"name": "shared", "mountPath": "/shared"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    assert pod["volumes"] == [
+        {"name": "shared", "persistentVolumeClaim": {"claimName": "disk"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_a_pod_requests_what_it_is_told_to_and_has_shared_memory(kind: str) -> None:
+    tree = trees(kind, ",cpu=7500m,memory=64Gi,shm=16Gi")[-1]["spec"]
+    if kind == "trainjob":
+        resources = tree["trainer"]["resourcesPerNode"]
+        spec = tree["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    else:
+        spec = tree
+    if kind != "job":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    if kind != "trainjob":
+        resources = container["resources"]
+    assert resources == {
+        "requests": {"cpu": "7500m", "memory": "64Gi"},
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
+    }
+    assert pod["volumes"][1] == {
+        "name": "shm",
+        "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"},
+    }
+    assert container["volumeMounts"][1] == {"name": "shm", "mountPath": "/dev/shm"}
 
 
 def test_a_jobset_restarts_all_pods_together() -> None:
@@ -349,6 +380,11 @@ REFUSED: list[tuple[Launcher, dict[str, Any], str]] = [
         KubernetesLauncher(),
         {"value": "job"},
         r"^--launcher kubernetes: which image do the pods run\?",
+    ),
+    (
+        KubernetesLauncher(),
+        {"value": "job,image=i,memory=64GB", "nproc": 1, "out": "o"},
+        r"^--launcher kubernetes: memory = '64GB': expected a quantity of Kubernetes, such as 8",
     ),
     (
         KubernetesLauncher(),
