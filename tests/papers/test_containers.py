@@ -4,9 +4,11 @@ engine of containers or a cluster.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,7 +82,9 @@ def test_the_lines_that_need_no_network_run_here() -> None:
     """They say that launchers find distcore and torchrun by name."""
     lines = [line for line in words_of("RUN") if not re.search("apt-get|pip install", line)]
     assert lines == ["distcore strategies && torchrun --help > /dev/null"]
-    subprocess.run(["bash", "-euc", lines[0]], capture_output=True, check=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path}
+    subprocess.run(["bash", "-euc", lines[0]], env=environment, capture_output=True, check=True)
 
 
 def test_the_task_of_skypilot_starts_torchrun_on_each_machine(

@@ -141,7 +141,7 @@ def test_a_report_says_it(
     monkeypatch.setenv("COLUMNS", "400")
     page = tmp_path / "report.html"
     assert (
-        main(["report", str(tmp_path / "run")])
+        main(["report", str(tmp_path / "run"), "--all"])
         == main(["report", str(tmp_path / "run"), "--html", str(page)])
         == 0
     )

@@ -120,7 +120,7 @@ def test_all_of_a_report_has_the_other_curves_times_memory_and_wrong_rows(
             "row": number + 1,
             "label": "good",
             "prediction": prediction,
-            "scores": {prediction: 0.5 + number / 20, "so so": 0.1},
+            "scores": {prediction: 0.5 + number / 20, "none": 0.1},
         }
         for number, prediction in enumerate(["bad", "good", "bad", "so so", "bad", "bad", "bad"])
     ]
@@ -131,7 +131,7 @@ def test_all_of_a_report_has_the_other_curves_times_memory_and_wrong_rows(
     names = [line.split("  ")[0] for line in lines[start + 3 : start + 8]]
     assert names == ["accuracy", "learning rate", "gradient norm", "samples/s", "peak memory, MiB"]
     wrong = lines.index("first: wrong with the most confidence")
-    assert [line.split() for line in lines[wrong + 1 : wrong + 7]] == [
+    assert [line.split() for line in lines[wrong + 2 : wrong + 8]] == [
         ["index", "6"],
         ["file", "reviews.csv"],
         ["row", "7"],
@@ -261,6 +261,7 @@ def test_a_table_with_more_settings_than_a_screen_has_room_for_is_turned(
         "log_every": 2,
         "clip.norm": 2.0,
         "task_options.max_seq_len": 64,
+        "timeout": 60,
     }
     write_run(Path("runs/other"), 60, True, **settings)
     shown(capsys, "runs/first", "runs/other", "--html", "page.html")
