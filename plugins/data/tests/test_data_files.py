@@ -11,7 +11,7 @@ import pytest
 from data_cases import TEXTS, write
 
 from distcore import DataError
-from distcore_data import IndexedRows, data_format
+from distcore_data import IndexedRows, data_format, source_columns
 from distcore_data.files import read_records, source_digest
 
 COLUMNS = {"columns.text": "text", "columns.label": "label"}
@@ -457,7 +457,10 @@ def test_a_tsv_file_has_tabs_whatever_its_texts_have(tmp_path: Path) -> None:
     (tmp_path / "one.tsv").write_text("a;text,b\ntab-less, row\n")
     rows = [("a, b; c", "1"), ("two\nlines", "2"), ("x,y", "3")]
     assert list(read_records(tmp_path / "a.tsv", columns)) == rows[:2]
-    # A column whose name has other delimiters: its file would be cut by them as .csv.
+    # As .csv these would be cut at commas, of which their headers have more.
+    (tmp_path / "odd.tsv").write_text('a,b,c\tlabel\nx,"y\t1\n')
+    assert source_columns(tmp_path / "odd.tsv") == ["a,b,c", "label"]
+    assert IndexedRows(tmp_path / "odd.tsv", {"columns.label": "label"})[[0]] == [("1",)]
     whole = {"columns.text": "a;text,b"}
     assert list(read_records(tmp_path / "one.tsv", whole)) == [("tab-less, row",)]
     source = Path(f"{tmp_path}/a.tsv,{tmp_path}/b.TSV.gz")
