@@ -41,6 +41,7 @@ def check_anew(dataset: Any) -> None:
         *(("mismatched", some) for some in SOME),
         *(("texts", "filtered"), ("pairs", "streamed")),
         *(("tags", "bad"), ("messages", "bad")),
+        *(("pairs with labels", "filtered"), ("numbers", "streamed")),
     ],
 )
 def test_rows_made_anew_are_those_that_are_kept(task: str, some: str, tmp_path: Path) -> None:

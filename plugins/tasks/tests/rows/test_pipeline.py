@@ -81,7 +81,7 @@ def test_a_wrong_result_of_encode_is_one_line(
     assert str(error.value) == (f"data file {texts}, {problem}" if has_row else problem)
 
 
-@pytest.mark.parametrize("task", ["texts", "pairs", "preferences", "rewards", "tags"])
+@pytest.mark.parametrize("task", ["texts", "pairs", "preferences", "rewards", "tags", "numbers"])
 def test_rows_are_the_same_in_chunks_of_any_size(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
