@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm_programs import FOLDER
+from warm_programs import BEGAN_WITH, FOLDER
 
 STATE = """import json, os, resource, signal, sys, tempfile
 is_warm = "torch._dynamo" in sys.modules
@@ -59,7 +59,7 @@ pytestmark = [
 
 def fresh() -> Mapping[str, str]:
     """The environment without the warm process."""
-    return {name: value for name, value in os.environ.items() if name != FOLDER}
+    return {name: value for name, value in BEGAN_WITH.items() if name != FOLDER}
 
 
 def state(
@@ -105,7 +105,7 @@ def run(program: str, folder: Path, environ: Mapping[str, str]) -> tuple[int, st
 
 @pytest.mark.parametrize("options", [[], ["-W", "ignore", "-P"]], ids=["plain", "options"])
 def test_a_warm_program_sees_what_a_fresh_one_does(options: list[str], tmp_path: Path) -> None:
-    is_warm, seen = state(tmp_path, options, os.environ)
+    is_warm, seen = state(tmp_path, options, BEGAN_WITH)
     is_fresh, expected = state(tmp_path, options, fresh())
     assert (is_warm, is_fresh) == (True, False)
     for name, value in expected.items():
@@ -124,14 +124,14 @@ def test_a_warm_program_sees_what_a_fresh_one_does(options: list[str], tmp_path:
     ids=["fails", "exit-code", "exit-message", "killed", "at-exit"],
 )
 def test_a_warm_program_ends_as_a_fresh_one_does(program: str, tmp_path: Path) -> None:
-    assert run(program, tmp_path, os.environ) == run(program, tmp_path, fresh())
+    assert run(program, tmp_path, BEGAN_WITH) == run(program, tmp_path, fresh())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_a_warm_program(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
     command = [sys.executable, str(tmp_path / "waits.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=BEGAN_WITH, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline().startswith("True ")
         process.send_signal(number)
@@ -141,7 +141,7 @@ def test_a_signal_reaches_a_warm_program(number: signal.Signals, tmp_path: Path)
 def test_a_warm_program_is_killed_with_the_process_that_the_test_knows(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
     command = [sys.executable, str(tmp_path / "waits.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=BEGAN_WITH, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         is_warm, identifier = process.stdout.readline().split()
         program = os.pidfd_open(int(identifier))
@@ -163,7 +163,7 @@ def test_what_a_fork_cannot_have_starts_fresh(
     done = subprocess.run(
         [sys.executable, *flags, "program.py"],
         cwd=tmp_path,
-        env={**os.environ, variable: "3"},
+        env={**BEGAN_WITH, variable: "3"},
         capture_output=True,
         text=True,
         check=True,

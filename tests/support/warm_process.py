@@ -95,6 +95,7 @@ class Warm:
             request, files = _receive(accepted)
             if request is None or request["same"] != self.same:
                 _close(files)
+                self._tell(request["same"] if request else self.same)
                 return None
             self._warm_up()
             with contextlib.suppress(OSError):  # who asked is gone: the program ends at once
@@ -108,6 +109,14 @@ class Warm:
         _close(files)
         self._watch(process, waiting)
         return None
+
+    def _tell(self, other: dict[str, Any]) -> None:
+        """Add a line for the end of the session: what of a program differs, which starts fresh."""
+        names = [name for name in self.same if other[name] != self.same[name]]
+        pairs = self.same["variables"].items() ^ other["variables"].items()
+        variables = sorted({variable for variable, _ in pairs})
+        with open(os.path.join(os.path.dirname(self.listener.getsockname()), "fresh"), "a") as file:
+            file.write(f"{', '.join(names)} {' '.join(variables)}\n")
 
     def _leave(self, waiting: int) -> None:
         """Close in a fork what belongs to the process that listens."""

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,19 @@ FRESH = (
     "tests/jobs/test_restarts.py",
 )
 """What is about imports, about signals, or about the processes of a program, by where it stands."""
+BEGAN_WITH: dict[str, str] = {}
+"""The environment of this process before the libraries of tests have changed it."""
 STARTED = pytest.StashKey[tuple[tempfile.TemporaryDirectory[str], list[subprocess.Popen[bytes]]]]()
 
 
 @pytest.hookimpl(trylast=True)  # after rank_watch has set the path of modules
 def pytest_configure(config: pytest.Config) -> None:
     """Start the processes, in the one of the session that starts the workers."""
-    if FOLDER in os.environ or sys.platform != "linux":
-        return
-    folder = tempfile.TemporaryDirectory(prefix="distcore-warm-")
-    config.stash[STARTED] = folder, [_start(Path(folder.name), name) for name in SOCKETS]
-    os.environ[FOLDER] = folder.name
+    if FOLDER not in os.environ and sys.platform == "linux":
+        folder = tempfile.TemporaryDirectory(prefix="distcore-warm-")
+        config.stash[STARTED] = folder, [_start(Path(folder.name), name) for name in SOCKETS]
+        os.environ[FOLDER] = folder.name
+    BEGAN_WITH.update(os.environ)
 
 
 def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
@@ -53,6 +56,17 @@ def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say why programs started fresh that might have been warm: they cost seconds each."""
+    folder, _ = config.stash.get(STARTED, (None, []))
+    told = Path(folder.name, "fresh") if folder else None
+    if told and told.exists():
+        for why, count in Counter(told.read_text().splitlines()).most_common(10):
+            terminalreporter.write_line(f"{count} program(s) started fresh: {why}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -34,13 +34,16 @@ MODULES = {
 SCRIPTS = ("distcore", "torchrun", "accelerate")
 """Programs of the environment; beside them any file ``*.py``."""
 MAY_DIFFER = (
-    "PWD", "OLDPWD", "SHLVL", "_", "PATH", "TMPDIR", "COLUMNS", "LINES", "DS_ACCELERATOR",
-    "KINETO_LOG_LEVEL", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTORCH_NVML_BASED_CUDA_CHECK",
-    "TORCHINDUCTOR_CACHE_DIR", "_MLFLOW_TELEMETRY_SESSION_ID",
-)  # fmt: skip
-"""Environment variables that no library of the warm process reads when it is imported, beside those
-of pytest and of distcore; libraries that tests import set some of them.
+    *("PWD", "OLDPWD", "SHLVL", "_", "PATH", "TMPDIR", "COLUMNS", "LINES"),
+    *("CUBLAS_WORKSPACE_CONFIG", "HF_XET_HIGH_PERFORMANCE", "KINETO_LOG_LEVEL"),
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_WAIT_POLICY"),
+    *("PYTORCH_NVML_BASED_CUDA_CHECK", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"),
+)
+"""Environment variables that change nothing of what the warm process has imported. The process of
+the tests has many of them from libraries that it has imported.
 """
+OF_OTHERS = ("PYTEST_", "DISTCORE_", "DS_", "MLFLOW_", "_MLFLOW_", "WANDB_")
+"""How variables begin that only those read which are not imported there."""
 AGENT = "DISTCORE_AGENT"
 """The variable of a rank that must be the child of an agent."""
 LOST = 70
@@ -105,7 +108,7 @@ def same() -> dict[str, Any]:
     variables = {
         name: value
         for name, value in os.environ.items()
-        if name == AGENT or not (name in MAY_DIFFER or name.startswith(("PYTEST_", "DISTCORE_")))
+        if name == AGENT or not (name in MAY_DIFFER or name.startswith(OF_OTHERS))
     }
     flags = {name: getattr(sys.flags, name) for name in FLAGS}
     return {
