@@ -5,7 +5,7 @@ loss is computed in chunks of 4,096 tokens, so that attention is what memory is 
 largest growth of a rank's resident memory in one step above what it held before, and the seconds of
 that step, on shared cores. The losses of all rows of one length and document must agree.
 
-Bounds, of documents of 2,048 tokens: 450 MiB per rank at 16,384 tokens, and 2,200 at 131,072.
+Bounds: with documents of 2,048 tokens 450 MiB per rank at 16,384 tokens, and 2,200 at 131,072.
 
     python benchmarks/long_rows.py [--tokens 16384] [--documents 2048] [--only blocks,keys]
                                    [--nproc 2] [--json FILE]
