@@ -120,8 +120,17 @@ def test_a_flag_without_a_command_imports_no_plugin(argument: str) -> None:
         ("train strategy.yaml", "no strategy named 'nowhere' (installed: "),
         ("eval runs/a --strategy nowhere", "no strategy named 'nowhere' (installed: "),
         ("train --task nowhere", "no task named 'nowhere'"),
+        ("train --schedule cosin", "schedule.name = 'cosin': no such schedule (did you mean 'cos"),
+        ("train --optimizer adamm", "optimizer.name = 'adamm': strategy 'single' takes ada"),
+        ("train --optimizer mine.py:Mine", "optimizer 'mine.py:Mine': no file mine.py"),
+        ("train --data rows.jsonl", "data file rows.jsonl: no such file\n"),
+        ("train --data strategy.jsonl", "data file strategy.jsonl: no such file"),
+        ("train --eval-data a=rows.csv", "data file rows.csv: no such file\n"),
+        ("check --strategy single --nproc 0", "--nproc: 0: expected a number of ranks, 1 or more"),
+        ("predict runs/a --data x --out y --nproc 0", "--nproc: 0: expected a number of ranks"),
     ],
 )
+@pytest.mark.needs("distcore-tasks")
 def test_a_slip_is_told_without_torch(words: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "strategy.yaml").write_text("strategy: nowhere\n")
     code = (

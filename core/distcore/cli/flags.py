@@ -332,6 +332,13 @@ def with_flags(
     return message
 
 
+def ranks(text: str) -> int:
+    """Read a number of ranks; raises ArgumentTypeError for anything less than 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of ranks, 1 or more")
+    return int(text)
+
+
 def add_ranks(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add the run, and the flags that say how its weights are used again;
     ``verb`` names the use.
@@ -347,7 +354,7 @@ def add_ranks(parser: argparse.ArgumentParser, verb: str) -> None:
         help=f"strategy to {verb} with (default: single)",
     )
     parser.add_argument(
-        "--nproc", type=int, default=1, metavar="N", help="ranks to start here (default: 1)"
+        "--nproc", type=ranks, default=1, metavar="N", help="ranks to start here (default: 1)"
     )
     parser.add_argument(
         "--task",

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from distcore import registry
+from distcore.config.short_keys import task_class
+from distcore.errors import ConfigError
+from distcore.hints import how_to_get, nearest
 from distcore.model.schedules import check_schedule_name
+
+if TYPE_CHECKING:
+    from distcore.config import RunConfig
+
+ALONE = "single"
+"""The core's own strategy, which takes the optimizers that are installed, and no others."""
 
 
 def check_names(strategy: str | None, task: str | None, schedule: str | None) -> None:
@@ -27,3 +37,34 @@ def check_names(strategy: str | None, task: str | None, schedule: str | None) ->
         registry.check_name("tasks", str(task))
     if schedule is not None:
         check_schedule_name(schedule)
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise DistcoreError for what a config names and what is not there: plugins, and files of
+    the task's data.
+    """
+    check_names(config.strategy, config.task, config.schedule.name)
+    _check_optimizer_name(config.optimizer.name, config.strategy)
+    if ".py:" in config.task:
+        return  # its file may import torch
+    check_early = getattr(task_class(config.task), "check_early", None)
+    if check_early is not None:
+        check_early(config.task_options)
+
+
+def _check_optimizer_name(name: str, strategy: str) -> None:
+    """Raise DistcoreError for a slip in the name of an optimizer.
+
+    Any other name may be that of a strategy's own optimizer: only its capabilities can tell which
+    strategy that is, and they import torch.
+    """
+    if ".py:" in name:
+        registry.check_name("optimizers", name)
+        return
+    installed = sorted(registry.offers("optimizers"))
+    hint = nearest(name, installed)
+    is_shipped = how_to_get("optimizers", name) is not None
+    if hint and strategy == ALONE and name not in installed and not is_shipped:
+        raise ConfigError(
+            f"optimizer.name = {name!r}: strategy {strategy!r} takes {', '.join(installed)}{hint}"
+        )

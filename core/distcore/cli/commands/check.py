@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distcore.cli.flags import ranks
 from distcore.config.values import parse_settings
 from distcore.errors import ConfigError
 from distcore.testing.suites import kinds, suite_of
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--nproc",
-        type=int,
+        type=ranks,
         default=2,
         metavar="N",
         help="ranks to start for a strategy (default: 2)",

@@ -15,7 +15,7 @@ from distcore.cli import launcher_flags as launcher_flags
 from distcore.cli import waiting
 from distcore.cli.flags import COMMON, FLAGS, GROUPS, OPTION, Flag
 from distcore.cli.parser import Parser
-from distcore.cli.plugin_names import check_names
+from distcore.cli.plugin_names import check_config
 from distcore.errors import ConfigError, DistcoreError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _reader_of_config(arguments: argparse.Namespace) -> Callable[[], RunConfig]:
     if join(os.environ) is not None:
         return partial(config_of, arguments)
     config = config_of(arguments)
-    check_names(config.strategy, config.task, config.schedule.name)
+    check_config(config)
     return lambda: config
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 from pydantic import Field
 
 from distcore import ConfigError, Direction, OnResume
+from distcore_tasks.shared.named_files import check_file
 from distcore_tasks.shared.pretrained import TOKENIZERS, model_folder
 
 if TYPE_CHECKING:
@@ -173,6 +174,19 @@ class TaskOptions:
     """
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Probability of dropout; null: the model's own."""
+
+    @classmethod
+    def check_early(cls, options: Mapping[str, object]) -> None:
+        """Raise DataError for a data file that is not there, in the options as they were given.
+
+        Called before torch is imported. What else a source may be is looked at by ``prepare``.
+        """
+        for name in ("data", "eval_data", "test_data"):
+            given = options.get(name)
+            sources = given.values() if isinstance(given, Mapping) else [given]
+            for source in sources:
+                if isinstance(source, str) and source not in cls.embedded:
+                    check_file(source)
 
     @property
     def from_scratch(self) -> bool:
