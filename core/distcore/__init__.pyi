@@ -7,10 +7,8 @@ from distcore.deprecation import DeprecatedWarning as DeprecatedWarning
 from distcore.deprecation import deprecated as deprecated
 from distcore.distributed import dtensors as dtensors
 from distcore.distributed.devices import device_of as device_of
-from distcore.distributed.process_group import gather_rows as gather_rows
 from distcore.distributed.process_group import join_process_group as join_process_group
 from distcore.distributed.process_group import leave_process_group as leave_process_group
-from distcore.distributed.process_group import open_store as open_store
 from distcore.distributed.process_group import sum_over_ranks as sum_over_ranks
 from distcore.errors import CheckpointError as CheckpointError
 from distcore.errors import ConfigError as ConfigError
@@ -28,8 +26,10 @@ from distcore.jobs.export import TrainedModel as TrainedModel
 from distcore.jobs.export_proof import Proof as Proof
 from distcore.jobs.session import Session as Session
 from distcore.jobs.train import train as train
+from distcore.jobs.trained_runs import evaluate as evaluate
+from distcore.jobs.trained_runs import load as load
+from distcore.jobs.trained_runs import predict as predict
 from distcore.launchers import launch as launch
-from distcore.model.gradient_hooks import gradient_hooks as gradient_hooks
 from distcore.plugin.adapter import Origin as Origin
 from distcore.plugin.batching.columns import Column as Column
 from distcore.plugin.batching.columns import ConstantColumn as ConstantColumn

@@ -37,7 +37,7 @@ from distcore.engine.mixed_devices import explain_mixed_devices
 from distcore.engine.module_checks import check_module
 from distcore.errors import StrategyError
 from distcore.jobs.export import fill
-from distcore.model.gradient_hooks import hooked_parameters, refuse_lost_hooks
+from distcore.model.hooks_on_gradients import hooked_parameters, refuse_lost_hooks
 from distcore.plugin.strategy.contract import Run
 from distcore.plugin.strategy.extra_state import extra_state, load_extra_state
 from distcore.plugin.strategy.hooks import Hooks

@@ -323,7 +323,7 @@ def test_a_narrow_screen_keeps_speed_and_time_left(
     progress, run = ProgressLine(), FewColumns()
     progress.on_run_start(run)  # type: ignore[arg-type]
     progress.on_log(run, RECORD)  # type: ignore[arg-type]
-    progress.on_run_end(run, {})  # type: ignore[arg-type, typeddict-item]
+    progress.on_run_end(run, {})  # type: ignore[arg-type]
     shown = re.sub(r"\x1b\[[0-9;?]*\w", "", capsys.readouterr().err).splitlines()
     drawn = [text.strip() for text in shown if "step" in text]
     assert drawn
@@ -346,7 +346,7 @@ def test_a_loss_that_is_not_finite_is_said_once(
     progress.on_run_start(run)  # type: ignore[arg-type]
     for loss in (0.4, float("nan"), float("inf")):
         progress.on_log(run, RECORD | {"loss": loss})  # type: ignore[arg-type]
-    progress.on_run_end(run, {})  # type: ignore[arg-type, typeddict-item]
+    progress.on_run_end(run, {})  # type: ignore[arg-type]
     err = capsys.readouterr().err
     assert err.count("the loss is ") == err.count("the loss is nan: try a lower lr (--lr), ") == 1
 

@@ -25,7 +25,6 @@ from distcore import (
     Datasets,
     ModelError,
     RankError,
-    Report,
     RunConfig,
     TaskError,
     launch,
@@ -39,6 +38,7 @@ from distcore.config.key_help import GROUPS
 from distcore.errors import DistcoreError
 from distcore.launchers.processes import local
 from distcore.launchers.processes.start_method import check_spawnable
+from distcore.plugin.report import ReportKeys
 from distcore.testing.problem import Problem
 
 JOB = {
@@ -57,7 +57,7 @@ def test_train_starts_the_ranks_that_its_config_asks_for(work_folder: Path) -> N
     report = train(RunConfig.model_validate(JOB | {"task_options": options, "out": "run"}))
     assert report["world_size"] == 2
     assert report["evaluation"]["evaluated"] == 4
-    assert set(report) == Report.__required_keys__
+    assert set(report) == ReportKeys.__required_keys__
     assert report["best"] is not None
     assert report["best"]["metric"] == "loss"
 

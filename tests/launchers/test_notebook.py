@@ -5,6 +5,7 @@ interrupt stops in order.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -86,7 +87,10 @@ def test_progress_is_one_line_that_is_overwritten(example: tuple[Kernel, Any]) -
     ]
     assert len(overview) == 5
     shown = [line for line in lines if line not in overview]
-    assert text.count("\rstep ") >= 40
+    bars = re.findall(r"\r([█░]{20}) step (\d+)/40 ", text)
+    assert len(bars) >= 40
+    assert bars[9] == ("█" * 5 + "░" * 15, "10")
+    assert bars[-1] == ("█" * 20, "40")
     assert len(shown) <= 6, shown  # two of them may be a warning of tqdm, which misses its widgets
     assert any(line.startswith("evaluation at step ") for line in shown), shown
 

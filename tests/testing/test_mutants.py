@@ -30,10 +30,10 @@ from distcore import (
     StepResult,
     World,
     defaults,
-    gather_rows,
     hookimpl,
     rank_sampler,
 )
+from distcore.distributed import gather_rows
 from distcore.plugin.strategy.state import SavedState
 from distcore.testing import STRATEGIES
 from distcore.testing.findings import Finding

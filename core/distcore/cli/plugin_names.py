@@ -10,6 +10,7 @@ from distcore.config.short_keys import task_class
 from distcore.errors import ConfigError
 from distcore.hints import how_to_get, nearest
 from distcore.model.schedules import check_schedule_name
+from distcore.plugin.task.task import check_early
 
 if TYPE_CHECKING:
     from distcore.config import RunConfig
@@ -45,11 +46,8 @@ def check_config(config: RunConfig) -> None:
     """
     check_names(config.strategy, config.task, config.schedule.name)
     _check_optimizer_name(config.optimizer.name, config.strategy)
-    if ".py:" in config.task:
-        return  # its file may import torch
-    check_early = getattr(task_class(config.task), "check_early", None)
-    if check_early is not None:
-        check_early(config.task_options)
+    if ".py:" not in config.task:  # whose file may import torch
+        check_early(task_class(config.task), config.task_options)
 
 
 def _check_optimizer_name(name: str, strategy: str) -> None:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from distcore import registry
+from distcore.config.given_rows import with_rows_in_files
 from distcore.config.key_help import KeysOnly, described_by_keys
 from distcore.config.keys import with_new_names, with_preset
 from distcore.config.messages import explain
@@ -53,6 +54,7 @@ class _Tree(BaseModel):
         if not _OUTERMOST.get():
             return validate(given)
         where: dict[str, Any] = info.context or {"source": cls.__name__, "changes": ()}
+        given = cls._without_rows(given)
         check_tree(given, where["source"])
         token = _OUTERMOST.set(False)
         try:
@@ -62,6 +64,11 @@ class _Tree(BaseModel):
             raise ConfigError(explain(cls, error, given, **where)) from None
         finally:
             _OUTERMOST.reset(token)
+
+    @classmethod
+    def _without_rows(cls, given: Any) -> Any:
+        """Return ``given`` without rows of data, which only a whole config may have."""
+        return given
 
     @field_validator("*", mode="before")
     @classmethod
@@ -482,6 +489,11 @@ class RunConfig(_Tree, metaclass=KeysOnly):
     def pads_rows(self) -> bool:
         """True unless the model computes rows without padding."""
         return self.padding_free != "on"
+
+    @classmethod
+    def _without_rows(cls, given: Any) -> Any:
+        """Return ``given`` with the path of each table of rows in its place."""
+        return with_rows_in_files(given) if isinstance(given, dict) else given
 
     @model_validator(mode="before")
     @classmethod

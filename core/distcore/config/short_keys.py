@@ -33,11 +33,8 @@ def option_names(task: str) -> Mapping[str, str] | None:
     Short names are the options themselves, and the flags of nested ones, such as ``text_column``.
     ``auto`` is the default task. Imports the module of the task.
     """
-    if task.startswith(GIVEN):
-        return None
-    try:
-        cls = registry.load("tasks", registry.default_task() if task == "auto" else task)
-    except StrategyError:  # building the task raises the same error, with nothing else in its way
+    cls = task_class(task)
+    if cls is None:
         return None
     if not dataclasses.is_dataclass(cls):
         return {}
@@ -46,6 +43,16 @@ def option_names(task: str) -> Mapping[str, str] | None:
     if not isinstance(flags, Mapping):
         return options
     return {flag.replace("-", "_"): option for flag, option in flags.items()} | options
+
+
+def task_class(task: str) -> Any:
+    """Return the class of a task, ``auto`` of the default one; ``None`` if it cannot be asked."""
+    if task.startswith(GIVEN):
+        return None
+    try:
+        return registry.load("tasks", registry.default_task() if task == "auto" else task)
+    except StrategyError:  # building the task raises the same error, with nothing else in its way
+        return None
 
 
 def full_key(dotted: str, keys: Collection[str], options: Mapping[str, str] | None = None) -> str:

@@ -14,7 +14,7 @@ from distcore.engine.precision import scaler_for
 from distcore.engine.proof import Proof
 from distcore.errors import StrategyError
 from distcore.model import averages
-from distcore.model.gradient_hooks import hooked_parameters, refuse_lost_hooks
+from distcore.model.hooks_on_gradients import hooked_parameters, refuse_lost_hooks
 from distcore.model.model_source import model_source, set_up_module
 from distcore.model.optim import optimizer_factory, scheduler_for
 from distcore.plugin.strategy.contract import Run, World

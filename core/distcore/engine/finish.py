@@ -16,7 +16,7 @@ from distcore.engine.meter import Meter
 from distcore.engine.proof import Proof
 from distcore.engine.training import Training
 from distcore.files import strict_json, unique_json
-from distcore.plugin.report import BestEvaluation, Report
+from distcore.plugin.report import BestEvaluation, Report, ReportKeys
 from distcore.plugin.strategy.contract import Evaluation
 from distcore.resolve.run_folder import on_main
 
@@ -41,7 +41,7 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
     best_evaluation = None
     if best:
         best_evaluation = BestEvaluation(step=best.step, metric=best.metric, value=best.value)
-    report: Report = {
+    keys: ReportKeys = {
         "strategy": hooks.name,
         "world_size": run.world.size,
         "device": run.world.device.type,
@@ -65,6 +65,7 @@ def finish(training: Training, last: Evaluation | None, meter: Meter, proof: Pro
         "metrics": dict(task.declared_metrics),
         "out": str(run.config.out),
     }
+    report = Report(keys)
 
     def write(out: Path) -> None:
         target = out / "report.json"

@@ -27,7 +27,7 @@ from distcore.engine.loader import to_device
 from distcore.engine.precision import DTYPES, autocast_for
 from distcore.engine.seeding import seed_step
 from distcore.model.dropout import CountsDraws
-from distcore.model.gradient_hooks import hooked_parameters
+from distcore.model.hooks_on_gradients import hooked_parameters
 from distcore.model.model_source import base_source, model_source, set_up_module
 from distcore.model.optim import optimizer_factory, scheduler_for
 from distcore.model.row_dropout import RowMasks, other_generators, use_row_masks

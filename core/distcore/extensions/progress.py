@@ -34,6 +34,8 @@ SPEEDS = {
 }
 SHORTEST_BAR = 8
 """Characters; a shorter bar says nothing, and the text gets its place."""
+CELL_BAR = 20
+"""Characters of the bar below the cell of a notebook."""
 
 
 @dataclass
@@ -76,7 +78,7 @@ class ProgressLine:
             self._warn_of_loss = False
             self._say(f"the loss is {record['loss']}: {NOT_FINITE}")
         if self._cell is not None:
-            self._cell.update(describe(run, record))
+            self._cell.update(f"{text_bar(run, record)} {describe(run, record)}")
         elif self._live is not None:
             # The empty line below takes what other processes print, so that it does not mix with
             # the redrawn line.
@@ -125,7 +127,7 @@ class ProgressLine:
 
 
 class NotebookLine:
-    """One line below the cell of a notebook, which shows a carriage return as a terminal does
+    """One bar below the cell of a notebook, which shows a carriage return as a terminal does
     and knows no cursor.
     """
 
@@ -147,6 +149,12 @@ class NotebookLine:
         if self._length:
             print(file=sys.stderr, flush=True)
         self._length = 0
+
+
+def text_bar(run: Run, record: dict[str, float]) -> str:
+    """Return how far the run is as a bar of characters, for a notebook, which knows no other."""
+    done = round(CELL_BAR * record["step"] / max(1, run.total_steps))
+    return "█" * done + "░" * (CELL_BAR - done)
 
 
 def describe(run: Run, record: dict[str, float], width: int | None = None) -> str:

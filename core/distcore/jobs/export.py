@@ -28,6 +28,8 @@ from distcore.model.adapters import adapter_of
 from distcore.model.lora_base import base_of
 from distcore.model.model_source import model_source
 from distcore.plugin.strategy.extra_state import extra_state_names, load_extra_state
+from distcore.plugin.task.bound import BoundTask
+from distcore.plugin.task.task import Datasets, Task
 from distcore.resolve import tasks
 
 
@@ -156,13 +158,9 @@ def _trained_model(
     """
     path = checkpoint.path
     job_state = checkpoint.job_state()
-    task = tasks.load_task(config, task_name)
-    check_task_files(path, job_state)
+    task = task_of(config, task_name)
     warn_of_changed_sources(path, job_state, config, task_name)
-    data = task.data_of(path, config)
-    module = model_source(config, task, data).build()
-    check_base(base_of(config, task, module), job_state, path)
-    fill(module, checkpoint)
+    module, data = model_of(checkpoint, config, task)
     if config.lora.rank is not None:
         adapter_of(config).widen(module)
     prover = Prover(proof_rows(task, config, job_state, module), module)
@@ -180,6 +178,29 @@ def _trained_model(
         prove=partial(prover.prove, module),
     )
     return trained, prover
+
+
+def task_of(config: RunConfig, name: str | None, given: Task | None = None) -> BoundTask:
+    """Return the task of a run, whose name may be replaced, or the object that was ``given``."""
+    return BoundTask.wrap(given) if given else tasks.load_task(config, name)
+
+
+def model_of(
+    checkpoint: Checkpoint, config: RunConfig, task: BoundTask
+) -> tuple[nn.Module, Datasets]:
+    """Return the model of a checkpoint on the CPU, with the weights that are evaluated, and the
+    data that it was built for, without rows.
+
+    Raises DistcoreError for files of the run that have changed.
+    """
+    path = checkpoint.path
+    job_state = checkpoint.job_state()
+    check_task_files(path, job_state)
+    data = task.data_of(path, config)
+    module = model_source(config, task, data).build()
+    check_base(base_of(config, task, module), job_state, path)
+    fill(module, checkpoint)
+    return module, data
 
 
 @torch.no_grad()

@@ -102,13 +102,13 @@ def run(
     if rank_info is not None:
 
         def check_and_predict() -> None:
-            predict_rank(checked())
+            predict_and_say(checked())
 
         run_as_rank(check_and_predict, errors_of_job(), rank_info.rank, rank_info.size)
     elif nproc == 1:
-        predict_rank(checked())
+        predict_and_say(checked())
     else:
-        launch(predict_rank, checked(), nproc=nproc)
+        launch(predict_and_say, checked(), nproc=nproc)
 
 
 def check(
@@ -167,7 +167,13 @@ def predict_rank(prediction: Prediction, task: Task | None = None) -> None:
     finally:
         prediction.out.close()
     hooks.teardown(world)
-    if rank_info.rank == 0:
+
+
+def predict_and_say(prediction: Prediction) -> None:
+    """Predict in one rank; the main rank also says what it wrote."""
+    predict_rank(prediction)
+    rank_info = join(os.environ)
+    if rank_info is None or rank_info.rank == 0:
         print(f"predicted {prediction.rows} rows: {prediction.out.out}", flush=True)
 
 

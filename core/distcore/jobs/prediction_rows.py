@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from distcore import registry
+from distcore.config.given_rows import READER
 from distcore.errors import DataError
 from distcore.files import sha256_of
 from distcore.plugin.task.bound import BoundTask
 from distcore.plugin.task.task import FileRows
-
-READER = "files"
-"""The entry point of ``distcore.readers`` that reads rows of any source, unless another one has
-the name of the source's suffix.
-"""
 
 
 class Reader(Protocol):
@@ -33,6 +29,13 @@ class Reader(Protocol):
     def digest(self, source: Path) -> str | None:
         """Return a digest of the rows; ``None`` for a folder without any. Raises DataError
         for a missing source.
+        """
+
+    def store(self, rows: object) -> str:
+        """Keep rows that a program has in memory; return the path to read them from.
+
+        The same rows have the same path. Raises DataError for rows that it cannot keep exactly. The
+        core asks the reader ``files`` alone.
         """
 
 

@@ -77,7 +77,8 @@ def run(
 
 
 def train(config: RunConfig, task: Task | None = None) -> Report:
-    """Train, evaluate and test; return the report, which is also written to report.json.
+    """Train, evaluate and test; return the report, which is also written to report.json; its
+    ``plot()`` draws the run.
 
     In ranks that a launcher started (torchrun, ``srun``, ``distcore.launch``) every rank calls, and
     gets the same report. Otherwise this process trains if ``config.nproc`` resolves to one rank.
@@ -102,7 +103,7 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
     if rank_info is not None and rank_info.launcher == "local":
         return trainer.train(resolved, rank_info)
     trains_here = resolved.config.nproc == 1 and not resolved.config.max_restarts
-    with _one_line(resolved.config.out, rank_info):
+    with one_line(resolved.config.out, rank_info):
         if rank_info is not None or trains_here:
             return trainer.train(resolved, rank_info or RankInfo())
         preload(resolved, check(resolved))
@@ -110,7 +111,7 @@ def train(config: RunConfig, task: Task | None = None) -> Report:
 
 
 @contextmanager
-def _one_line(out: str | None, rank_info: RankInfo | None = None) -> Iterator[None]:
+def one_line(out: str | None, rank_info: RankInfo | None = None) -> Iterator[None]:
     """Raise RankError for an error that is not distcore's; the traceback goes to the run
     folder ``out``, if any.
     """
@@ -207,12 +208,12 @@ def _join(read_config: Callable[[], RunConfig], dry_run: bool, rank_info: RankIn
 def _start(config: RunConfig, dry_run: bool) -> None:
     """Train from a process that starts the ranks itself."""
     set_up_logging(config, rank=0)
-    with _one_line(None if dry_run else config.out):
+    with one_line(None if dry_run else config.out):
         resolved = resolve_here(config)
         if dry_run:
             _show_plan(resolved)
             return
-    with _one_line(resolved.config.out), _say_what_is_saved(resolved.config):
+    with one_line(resolved.config.out), _say_what_is_saved(resolved.config):
         show(_train_here(resolved), config)
 
 

@@ -4,6 +4,7 @@ from distcore.model.blocks import repeated_blocks as repeated_blocks
 from distcore.model.blocks import repeated_classes as repeated_classes
 from distcore.model.compiling import missing_compiler as missing_compiler
 from distcore.model.deferred_init.malloc import return_large_blocks as return_large_blocks
+from distcore.model.hooks_on_gradients import gradient_hooks as gradient_hooks
 from distcore.model.model_source import build_in_parts as build_in_parts
 from distcore.model.optim import check_optimizer as check_optimizer
 from distcore.model.optim import freeze as freeze

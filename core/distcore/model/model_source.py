@@ -18,7 +18,7 @@ from distcore.launchers.processes.failures import one_line
 from distcore.model.adapters import adapted, adapter_of
 from distcore.model.compiling import compile_model
 from distcore.model.dropout import draw_cheaply
-from distcore.model.gradient_hooks import gradient_hooks
+from distcore.model.hooks_on_gradients import gradient_hooks
 from distcore.model.lora_base import base_of
 from distcore.model.optim import check_optimizer, freeze, is_plugin, optimizer_class
 from distcore.model.pretrained_slices import check_values, replay_files

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypedDict
+
+from distcore import registry
+from distcore.errors import ConfigError
 
 
 class BestEvaluation(TypedDict):
@@ -16,8 +20,8 @@ class BestEvaluation(TypedDict):
     """Its value."""
 
 
-class Report(TypedDict):
-    """The report of a run, a dict of JSON values: ``report["evaluation"]["loss"]``."""
+class ReportKeys(TypedDict):
+    """The keys of a report, with JSON values."""
 
     strategy: str
     """Name of the strategy."""
@@ -85,3 +89,20 @@ class Report(TypedDict):
     """The task's declared metrics, each with its better direction, ``min`` or ``max``."""
     out: str
     """The run folder."""
+
+
+class Report(dict[str, Any]):
+    """The report of a run, a dict of JSON values: ``report["evaluation"]["loss"]``.
+
+    Its keys are those of ``ReportKeys``.
+    """
+
+    def plot(self) -> Any:
+        """Return the curves and tables of the run: a notebook shows them as a page below the cell,
+        a prompt as text.
+
+        Raises ConfigError without the command ``report``, which draws them.
+        """
+        if "report" not in registry.offers("commands"):
+            raise ConfigError("plot: the command report draws a run, and is not installed")
+        return registry.load("commands", "report").plots(Path(self["out"]))

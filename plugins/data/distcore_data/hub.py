@@ -56,7 +56,7 @@ def _load(name: str, config: str | None) -> Mapping[str, Any]:
     if not is_installed("datasets"):
         needed = "names of the hub need the package datasets, which is not installed"
         raise DataError(f"{said}, and {needed}. Install it with: pip install datasets")
-    with _silence_datasets():
+    with silence_datasets():
         try:
             return _load_or_read_cache(name, config)
         except Exception as error:  # each way to fail has an exception of its own
@@ -88,7 +88,7 @@ def _load_or_read_cache(name: str, config: str | None) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _silence_datasets() -> Iterator[None]:
+def silence_datasets() -> Iterator[None]:
     """Silence the progress bars and warnings of datasets, which the user cannot act on."""
     import datasets
 

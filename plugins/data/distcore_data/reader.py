@@ -24,3 +24,13 @@ def digest(source: Path) -> str | None:
     if split := find_split(str(source)):
         return source_digest(split)
     return None if source.is_dir() and not folder_format(source) else source_digest(source)
+
+
+def store(rows: object) -> str:
+    """Write rows that a program has in memory to the cache; return the path to read them from.
+
+    Raises DataError for rows that cannot be written exactly.
+    """
+    from distcore_data.in_memory import store as write
+
+    return write(rows)

@@ -36,12 +36,11 @@ from distcore import (
     World,
     defaults,
     dtensors,
-    gradient_hooks,
     hookimpl,
     join_process_group,
 )
 from distcore.distributed import RepeatedCalls
-from distcore.model import build_in_parts, return_large_blocks
+from distcore.model import build_in_parts, gradient_hooks, return_large_blocks
 from distcore_fsdp.gradient_hooks import carry_gradient_hooks
 from distcore_fsdp.memory import ShardingSettings, sharded_memory
 from distcore_fsdp.options import FSDPOptions

@@ -18,7 +18,8 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 # public, not re-exported
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from distcore import RankInfo, open_store
+from distcore import RankInfo
+from distcore.distributed import open_store
 from distcore_horovod import rank_environment
 from distcore_horovod.library import hvd
 

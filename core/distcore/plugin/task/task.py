@@ -80,6 +80,13 @@ class Datasets:
     warnings: tuple[str, ...] = ()
     """Warnings about the rows, one line each; the main rank logs them before training."""
 
+    @property
+    def loaded_tokenizer(self) -> Any:
+        """What makes inputs of the model, such as a tokenizer, for ``distcore.load``; ``None``:
+        the task has nothing of the kind.
+        """
+        return None
+
     def mapped(self, change: Callable[[Dataset], Dataset | None]) -> Self | None:
         """Return the datasets after ``change``; ``None`` if it returns ``None`` for one.
 
@@ -150,6 +157,16 @@ class Task(Protocol):
         strategies that shard build the model whole instead. Raises DistcoreError where it cannot be
         built.
         """
+
+
+def check_early(task: object, options: Mapping[str, Any]) -> None:
+    """Raise DistcoreError for options in which the class of a task sees a slip at a glance.
+
+    Called before torch is imported; ``task`` is ``None`` where the class cannot be asked.
+    """
+    check = getattr(task, "check_early", None)
+    if check is not None:
+        check(options)
 
 
 def declared_metrics(task: object) -> Mapping[str, Direction]:

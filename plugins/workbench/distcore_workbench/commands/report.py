@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distcore_workbench.report.plots import Plots
 
 SUMMARY = "curves, tables and answers of runs, in the terminal or as a page"
 
@@ -43,3 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     from distcore_workbench.report import reporting
 
     return reporting.run(arguments.paths, arguments.html, arguments.follow, arguments.all)
+
+
+def plots(folder: Path) -> Plots:
+    """Return the curves of a run for ``report.plot()``; raises DistcoreError."""
+    from distcore_workbench.report.plots import Plots
+
+    return Plots(folder)
