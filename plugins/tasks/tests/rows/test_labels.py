@@ -23,7 +23,9 @@ NO_TEXT, NO_LABEL, OTHER_TYPE = 3, 20, 41
 
 def rows_with_labels() -> list[dict[str, Any]]:
     """Rows of three classes, of which three cannot be used."""
-    rows = [{"text": words(n, 9), "label": CLASSES[n % 3], "key": f"k{n}"} for n in range(60)]
+    rows: list[dict[str, Any]] = [
+        {"text": words(n, 9), "label": CLASSES[n % 3], "key": f"k{n}"} for n in range(60)
+    ]
     rows[NO_TEXT]["text"] = " "
     rows[NO_LABEL]["label"] = None
     rows[OTHER_TYPE]["label"] = 7
