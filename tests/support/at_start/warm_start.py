@@ -115,6 +115,11 @@ def same() -> dict[str, Any]:
         "python": [sys.executable, sys.prefix, flags, sorted(sys._xoptions)],
         "session": os.getsid(0),
         "user": [os.getuid(), os.getgid()],
+        # of memory the warm process has more than a program begins with
+        "memory": [
+            *resource.getrlimit(resource.RLIMIT_AS),
+            *resource.getrlimit(resource.RLIMIT_DATA),
+        ],
         "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES],
         "variables": variables,
     }
