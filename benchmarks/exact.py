@@ -12,9 +12,10 @@ each in processes of its own. CPU time is that of a step on the busiest rank, th
 bytes are those that a rank of a ring sends in a step; memory is the highest resident set of a rank
 beyond that before the model was built. Horovod sends past torch, so its bytes are not measured.
 
-Each part is a launch of ranks, such as ``ddp×3`` or ``cost ddp×2``, of at most six minutes on two
-cores; ``--only`` takes those that match a regular expression. Results stay in ``--folder``, and
-later calls add theirs. ``--page`` writes docs/exact.json and the tables in docs/same-bits.md.
+Each part is a launch of ranks, such as ``ddp×3 bf16`` or ``cost ddp×2 32 rows 4``, of at most six
+minutes on two cores; ``--only`` takes those that match a regular expression. Results stay in
+``--folder``, and later calls add theirs. ``--page`` writes docs/exact.json and the tables in
+docs/same-bits.md.
 
 Bounds: no bit differs; CPU time in as many blocks as the most ranks, two, is at most 1.2 times that
 without on one process, 1.4 times under ddp and 1.6 times under fsdp at 32 rows, and 1.1 times at
@@ -101,8 +102,7 @@ class Part:
     setting: str
     """Name of the strategy with its options, or ``single``."""
     ranks: int
-    precisions: tuple[str, ...] = ()
-    """Precisions in which bits are compared; none where the cost is measured."""
+    precision: str = "fp32"
     cost: str = ""
     """Size of a step of which the cost is measured."""
     exact: int | None = BLOCKS
@@ -113,7 +113,7 @@ class Part:
         name = f"{self.setting}×{self.ranks}"
         if self.cost:
             return f"cost {name} {self.cost} {self.exact or 'plain'}"
-        return name
+        return f"{name} {self.precision}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,19 +144,18 @@ class Seen:
 
 def all_parts() -> Iterator[Part]:
     """Yield every part; the reference comes first."""
-    yield Part(setting="single", ranks=1, precisions=PRECISIONS)
-    able = {}
+    able: dict[str, tuple[str, ...]] = {"single": PRECISIONS}
     for setting, (strategy, options) in SETTINGS.items():
         if strategy in registry.offers("strategies"):
             config = load_config(None, {"strategy": strategy, "strategy_options": options})
             keeps_bits = load_strategy(config).capabilities.keeps_bits
             able[setting] = tuple(each for each in PRECISIONS if keeps_bits(each))
     for setting, precisions in able.items():
-        if precisions:
-            for ranks in RANKS:
-                yield Part(setting=setting, ranks=ranks, precisions=precisions)
+        for precision in precisions:
+            for ranks in (1,) if setting == "single" else RANKS:
+                yield Part(setting=setting, ranks=ranks, precision=precision)
     for cost in COSTS:
-        for setting in ("single", *(each for each, precisions in able.items() if precisions)):
+        for setting in (each for each, precisions in able.items() if precisions):
             for exact in (None, *COUNTS):
                 ranks = 1 if setting == "single" else 2
                 yield Part(setting=setting, ranks=ranks, cost=cost, exact=exact)
@@ -181,22 +180,21 @@ def orders(part: Part, steps: int, out: Path) -> Iterator[Order]:
         size = {"model": "bert-mini", "global_batch_size": 32} | COSTS[part.cost]
         values = common | size | {"max_steps": steps, "out": str(out / "cost")}
         yield Order(name=part.cost, values=values, steps=steps, is_timed=True)
-    for job, own in JOBS.items() if part.precisions else ():
-        for precision in part.precisions:
-            name = f"{job} {precision}"
-            values = (
-                common
-                | own
-                | {
-                    "max_steps": steps,
-                    "precision": precision,
-                    "global_batch_size": 35,
-                    "clip": {"norm": 0.1},
-                    "out": str(out / name),
-                }
-            )
-            task = None if "task" in own else Problem(rows=50, dropout=0.1)
-            yield Order(name=name, values=values, steps=steps, task=task)
+        return
+    for job, own in JOBS.items():
+        values = (
+            common
+            | own
+            | {
+                "max_steps": steps,
+                "precision": part.precision,
+                "global_batch_size": 35,
+                "clip": {"norm": 0.1},
+                "out": str(out / job),
+            }
+        )
+        task = None if "task" in own else Problem(rows=50, dropout=0.1)
+        yield Order(name=job, values=values, steps=steps, task=task)
 
 
 def train_part(todo: list[Order]) -> dict[str, Seen]:
@@ -313,12 +311,14 @@ def read(folder: Path) -> dict[str, Any]:
             row = costs.setdefault(part.cost, {}).setdefault(f"{part.setting}×{part.ranks}", {})
             row[str(part.exact or "plain")] = results
             continue
-        reference = folder / "single×1.json"
+        reference = folder / f"single×1 {part.precision}.json"
         if part.setting == "single" or not reference.exists():
             continue
         alone = json.loads(reference.read_text())
         assert alone["steps"] == steps, f"{part.name}: not as many steps as single×1; run it again"
-        bits[part.name] = {name: differences(results[name], alone[name]) for name in results}
+        runs = bits.setdefault(f"{part.setting}×{part.ranks}", {})
+        for job, result in results.items():
+            runs[f"{job} {part.precision}"] = differences(result, alone[job])
     return {"date": str(date.today()), "torch": version("torch"), "bits": bits, "costs": costs}
 
 
