@@ -59,7 +59,7 @@ class LabeledRows(RowPipeline[LabeledText]):
     """Texts or pairs of texts with their labels; rows to predict have none."""
 
     kind: ClassVar = "tokens"
-    version: ClassVar = 14
+    version: ClassVar = 15
     embedded: ClassVar = EMBEDDED
     made_from: ClassVar = MADE_FROM
     tells_origins: ClassVar = True
@@ -161,8 +161,11 @@ class LabeledRows(RowPipeline[LabeledText]):
         return as_transformers(trained, pairs=self.are_pairs)
 
     def describe_tokenizer(self, tokenizer: Any) -> Mapping[str, np.ndarray]:
-        """Return the token type of padding."""
-        return {"type_pad": np.array(tokenizer.pad_token_type_id)}
+        """Return the token type of padding, and its side, which the model's folder says."""
+        return {
+            "type_pad": np.array(tokenizer.pad_token_type_id),
+            "pads_left": np.array(pads_left(self.options)),
+        }
 
     def encode(
         self, tokenizer: Any, info: TokenizerInfo, values: Sequence[LabeledText], refuse: Refuse
@@ -208,7 +211,7 @@ class LabeledRows(RowPipeline[LabeledText]):
         """
         import torch
 
-        left = pads_left(self.options)
+        left = bool(info["pads_left"])
         tokens, mask = rows.padded("tokens", info.pad, left=left)
         tables = {"input_ids": tokens, "attention_mask": mask}
         if TYPES in rows.table.columns:

@@ -23,7 +23,6 @@ from distcore_tasks.shared.classification.labels import distinct_labels, known_l
 from distcore_tasks.shared.jagged import flat_of
 from distcore_tasks.shared.splits import split_rows
 from distcore_tasks.shared.wordpiece import as_transformers, train_wordpiece
-from distcore_tasks.text_classification import rows as rows_of_texts
 from distcore_tasks.text_classification.datasets import prepare_text
 from distcore_tasks.text_classification.options import TextOptions
 from distcore_tasks.text_classification.rows import LabeledRows
@@ -40,9 +39,9 @@ def options(tmp_path):
     return TextOptions(data=str(tmp_path / "data.json"), model="bert-tiny", max_seq_len=16)
 
 
-def dataset_of(columns, pad=0, type_pad=0):
+def dataset_of(columns, pad=0, type_pad=0, left=False):
     """Rows in memory."""
-    info = TokenizerInfo(pad, {"type_pad": np.array(type_pad)})
+    info = TokenizerInfo(pad, {"type_pad": np.array(type_pad), "pads_left": np.array(left)})
     return row_dataset(LabeledRows(TextOptions()), CachedTable(columns), info)
 
 
@@ -62,13 +61,12 @@ def test_a_batch_is_padded_to_its_longest_row_in_the_order_asked(dataset):
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(monkeypatch, left):
-    monkeypatch.setattr(rows_of_texts, "pads_left", lambda options: left)
+def test_types_are_padded_on_the_side_of_the_tokens_with_what_the_tokenizer_says(left):
     lengths = np.array([2, 3])
     tokens = flat_of(np.array([5, 6, 7, 8, 9], np.int32), lengths)
     types = flat_of(np.array([0, 1, 0, 1, 1], np.int8), lengths)
     columns = {"tokens": tokens, "types": types, "labels": np.array([0, 1])}
-    batch = dataset_of(columns, pad=1, type_pad=3).batch(np.array([1, 0]))
+    batch = dataset_of(columns, pad=1, type_pad=3, left=left).batch(np.array([1, 0]))
     assert batch["input_ids"].tolist() == [[7, 8, 9], [1, 5, 6] if left else [5, 6, 1]]
     assert batch["token_type_ids"].tolist() == [[0, 1, 1], [3, 0, 1] if left else [0, 1, 3]]
 
