@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -473,7 +474,7 @@ def test_a_tsv_file_has_tabs_whatever_its_texts_have(tmp_path: Path) -> None:
 
 AS_WRITTEN = ["007", "NA", "null", "None", "nan", "true", "1e5", "2024-01-02", str(2**70), " a "]
 """Texts that other readers make numbers, nulls, truth values or dates of."""
-TEXT_FORMATS = {
+TEXT_FORMATS: dict[str, Callable[[str], str]] = {
     "csv": lambda value: f'text\n"{value}"\n',
     "tsv": lambda value: f"text\n{value}\n",
     "txt": lambda value: f"{value}\n",
