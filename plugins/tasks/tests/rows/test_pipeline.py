@@ -108,7 +108,7 @@ def test_training_and_evaluation_rows_of_one_source_are_read_in_one_pass(
     data = MaskedLM(data=texts, test_data=texts).prepare(CONFIG)
     assert len(passes) == 2, "the vocabulary, and the rows of three datasets"
     rows = [json.loads(line)["text"] for line in Path(texts).read_text().splitlines()]
-    tokenizer = data.loaded_tokenizer  # type: ignore[attr-defined]
+    tokenizer = data.loaded_tokenizer
     first = tokenizer.decode(row_of(data.test, "tokens", 0), skip_special_tokens=True)
     assert first == rows[0]
     assert len(data.train) + len(data.evaluation) == len(data.test)
