@@ -65,7 +65,15 @@ nitpick_ignore_regex = [
     (r"py:.*", r"Outputs|Losses|Answer|RankGroup|distcore\.plugin\.task\.outputs\.Collected"),
     # as are these
     (r"py:.*", r"distcore\.plugin\.options\.Option|distcore\.testing\.subject\.Subject"),
-    (r"py:.*", r"distcore_data\.formats\.columns\.RowError"),
+    (r"py:.*", r"distcore_data\.formats\.(columns\.RowError|blocks\.Block)|io\.BufferedReader"),
+    (
+        r"py:.*",
+        r"distcore_tasks\.rows\.(pipeline\.(V|PreparedRows|NamedValues)|table\.CachedTable)",
+    ),
+    (
+        r"py:.*",
+        r"distcore_tasks\.(rows\.label_kind\.LabelKind|shared\.(jagged\.Spans|source_rows\.Rows))",
+    ),
     (r"py:.*", r"AbstractContextManager|Callable|Iterator|Iterable|Mapping|Sequence"),
 ]
 

@@ -17,6 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 from distcore import registry
 from distcore.cli.flags import FLAGS
 from distcore.config import RunConfig, flatten
+from distcore.config.key_help import GROUPS
 from distcore.errors import StrategyError
 from distcore.plugin.options import options_of
 from distcore.plugin.strategy.argument import shorthand_of
@@ -150,7 +151,17 @@ class PluginOptions(SphinxDirective):
         )
 
 
+def leave_out_keys(
+    _app: Sphinx, _what: str, _name: str, shown: object, _options: object, lines: list[str]
+) -> None:
+    """Cut the keys off the docstring of a config: they have a page of their own."""
+    first_group = f"{next(iter(GROUPS))}:"
+    if shown is RunConfig and first_group in lines:
+        del lines[lines.index(first_group) :]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("autodoc-process-docstring", leave_out_keys)
     app.add_directive("config-reference", ConfigReference)
     app.add_directive("plugin-options", PluginOptions)
     return {"parallel_read_safe": True}

@@ -21,11 +21,11 @@ from distcore_data.formats import (
     START,
     UNREADABLE,
     Columns,
+    FileState,
     FolderFormat,
     Place,
     Record,
     RowError,
-    State,
     arrow_records,
     broken,
     known_columns,
@@ -152,7 +152,7 @@ def _ends_with_arrow(path: Path) -> bool:
 
 
 @lru_cache(maxsize=1024)  # each row that is read by number asks
-def _arrow_at_end(path: Path, state: State) -> bool:
+def _arrow_at_end(path: Path, state: FileState) -> bool:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - len(ARROW_END)))
         return file.read() == ARROW_END

@@ -23,8 +23,8 @@ from distcore import DataError
 from distcore_data.formats import (
     BROKEN,
     INDEX,
+    FileState,
     RowError,
-    State,
     broken,
     most_bytes,
     need_pyarrow,
@@ -63,13 +63,13 @@ def read_index(folder: Path) -> Mapping[str, Any]:
         return {}
 
 
-def index_state(folder: Path) -> State:
+def index_state(folder: Path) -> FileState:
     """Return what changes with the index of ``folder``. Raises OSError."""
     return state_of(f"{folder}/{INDEX}")  # a path joined by pathlib takes longer
 
 
 @lru_cache(maxsize=8)  # of many shards it is long, and each shard asks for it
-def _parsed(folder: Path, state: State) -> Mapping[str, Any]:
+def _parsed(folder: Path, state: FileState) -> Mapping[str, Any]:
     index = json.loads((folder / INDEX).read_bytes())
     return index if isinstance(index, dict) else {}
 

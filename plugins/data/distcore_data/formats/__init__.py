@@ -20,7 +20,7 @@ from distcore_data.formats.columns import (
 from distcore_data.formats.format import FileFormat, FolderFormat, Rows
 from distcore_data.formats.opening import (
     BROKEN,
-    State,
+    FileState,
     broken,
     need_pyarrow,
     open_bytes,
@@ -39,12 +39,12 @@ __all__ = [
     "UNREADABLE",
     "Columns",
     "FileFormat",
+    "FileState",
     "FolderFormat",
     "Place",
     "Record",
     "RowError",
     "Rows",
-    "State",
     "arrow_records",
     "broken",
     "known_columns",

@@ -13,7 +13,7 @@ import numpy as np
 from distcore_data.formats.arrow_columns import DECODED_ROWS, UNREADABLE, Chosen, records
 from distcore_data.formats.arrow_numbers import NumberedBatches, forget_batches
 from distcore_data.formats.columns import Columns, Record, RowError, until_cut
-from distcore_data.formats.opening import State, broken, need_pyarrow, state_of
+from distcore_data.formats.opening import FileState, broken, need_pyarrow, state_of
 from distcore_data.formats.places import START, Place
 from distcore_data.room import ON_REMOVAL
 
@@ -48,7 +48,7 @@ def _is_cut(path: Path) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _whole(path: Path, state: State) -> bool:
+def _whole(path: Path, state: FileState) -> bool:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as mapped:
@@ -96,7 +96,7 @@ def take_arrow(
 
 @lru_cache(maxsize=FILES)
 def _numbered(
-    path: Path, asked: tuple[tuple[str, str], ...], part: Callable[[Any], Any], state: State
+    path: Path, asked: tuple[tuple[str, str], ...], part: Callable[[Any], Any], state: FileState
 ) -> NumberedBatches | None:
     """Return the batches of a file, or of a ``part`` of it, of which rows are counted from
     the first one on.
@@ -110,7 +110,7 @@ def _numbered(
 
 
 @lru_cache(maxsize=FILES)
-def _mapped(path: Path, part: Callable[[Any], Any], state: State) -> Any:
+def _mapped(path: Path, part: Callable[[Any], Any], state: FileState) -> Any:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as mapped:

@@ -18,7 +18,7 @@ from distcore_data.formats.columns import RowError
 from distcore_data.formats.places import START, Place
 from distcore_data.formats.row_limit import bounded_lines
 
-State = tuple[int, int, int]
+FileState = tuple[int, int, int]
 """What changes with a file: its number in the file system, its size, and when it was written."""
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 """Second extensions of compressed files."""
@@ -36,7 +36,7 @@ SKIPPED = 2**20
 """Bytes of a file without seeking that are passed over at a time."""
 
 
-def state_of(path: Path | str) -> State:
+def state_of(path: Path | str) -> FileState:
     """Return what changes with a file. Raises OSError."""
     stat = os.stat(path)
     return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -20,7 +20,7 @@ from distcore_data.formats.arrow_columns import (
 from distcore_data.formats.arrow_numbers import NumberedBatches
 from distcore_data.formats.class_names import SCHEMA_KEY
 from distcore_data.formats.columns import Columns, Record, RowError
-from distcore_data.formats.opening import State, broken, need_pyarrow, state_of
+from distcore_data.formats.opening import FileState, broken, need_pyarrow, state_of
 from distcore_data.formats.places import START, Place
 
 FILES, DECODED_BYTES = 256, 2**22
@@ -166,7 +166,7 @@ def take_parquet(
 
 @lru_cache(maxsize=FILES)
 def _numbered(
-    path: Path, asked: tuple[tuple[str, str], ...], state: State
+    path: Path, asked: tuple[tuple[str, str], ...], state: FileState
 ) -> tuple[Any, NumberedBatches]:
     """Return the open file, and its groups as batches."""
     import pyarrow as pa

@@ -18,7 +18,7 @@ from distcore import DataError
 from distcore_data.cache import cache_root
 from distcore_data.fetching import is_copy
 from distcore_data.formats.columns import CutError, RowError, TwiceError
-from distcore_data.formats.opening import State, state_of, unreadable
+from distcore_data.formats.opening import FileState, state_of, unreadable
 from distcore_data.formats.places import START
 from distcore_data.formats.reading import read_rows
 from distcore_data.indexes.scans import scanned
@@ -101,7 +101,7 @@ def _parted(entry: Path) -> tuple[dict[str, Any], np.ndarray, int]:
 
 
 @lru_cache(maxsize=1024)  # a run opens its source several times, and the sum takes a pass
-def _mapped(entry: Path, state: State) -> tuple[dict[str, Any], np.ndarray, int]:
+def _mapped(entry: Path, state: FileState) -> tuple[dict[str, Any], np.ndarray, int]:
     """Map the places, so that processes share them, and a process has those pages in
     memory that it searches.
     """
