@@ -125,7 +125,7 @@ def test_a_flag_without_a_command_imports_no_plugin(argument: str) -> None:
         ("train --optimizer mine.py:Mine", "optimizer 'mine.py:Mine': no file mine.py"),
         ("train --data rows.jsonl", "data file rows.jsonl: no such file\n"),
         ("train --data strategy.jsonl", "data file strategy.jsonl: no such file"),
-        ("train --eval-data a=rows.csv", "data file rows.csv: no such file\n"),
+        ("train --eval-data a=rows.csv", "evaluation set a: data file rows.csv: no such file\n"),
         ("check --strategy single --nproc 0", "--nproc: 0: expected a number of ranks, 1 or more"),
         ("predict runs/a --data x --out y --nproc 0", "--nproc: 0: expected a number of ranks"),
     ],

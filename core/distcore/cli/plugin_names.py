@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING
 
 from distcore import registry
-from distcore.config.short_keys import task_class
 from distcore.errors import ConfigError
 from distcore.hints import how_to_get, nearest
 from distcore.model.schedules import check_schedule_name
@@ -47,6 +46,8 @@ def check_config(config: RunConfig) -> None:
     check_names(config.strategy, config.task, config.schedule.name)
     _check_optimizer_name(config.optimizer.name, config.strategy)
     if ".py:" not in config.task:  # whose file may import torch
+        from distcore.config.short_keys import task_class
+
         check_early(task_class(config.task), config.task_options)
 
 

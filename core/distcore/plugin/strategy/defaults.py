@@ -94,7 +94,10 @@ def step(run: Run, clip: Clip) -> StepResult:
     assert run.optimizer is not None  # the loop only steps runs that train
     if run.scaler:
         run.scaler.unscale_(run.optimizer)
-    norm = clip_gradients(run.optimizer, clip, exact=run.config.exact is not None)
+    parameters: list[Tensor] = []
+    for group in run.optimizer.param_groups:
+        parameters += group["params"]
+    norm = clip_gradients_of(parameters, clip, exact=run.config.exact is not None)
     skipped = False
     if run.scaler:
         scale_before = run.scaler.get_scale()

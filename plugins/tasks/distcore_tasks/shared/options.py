@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
-from distcore import ConfigError, Direction, OnResume
+from distcore import ConfigError, DataError, Direction, OnResume
 from distcore_tasks.shared.named_files import check_file
 from distcore_tasks.shared.pretrained import TOKENIZERS, model_folder
 
@@ -183,10 +183,15 @@ class TaskOptions:
         """
         for name in ("data", "eval_data", "test_data"):
             given = options.get(name)
-            sources = given.values() if isinstance(given, Mapping) else [given]
-            for source in sources:
-                if isinstance(source, str) and source not in cls.embedded:
+            sources = given if isinstance(given, Mapping) else {"": given}
+            for dataset, source in sources.items():
+                if not isinstance(source, str) or source in cls.embedded:
+                    continue
+                try:
                     check_file(source)
+                except DataError as error:
+                    line = f"evaluation set {dataset}: {error}" if dataset else str(error)
+                    raise DataError(line) from None
 
     @property
     def from_scratch(self) -> bool:
