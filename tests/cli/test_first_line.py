@@ -50,7 +50,7 @@ def seconds_to_the_first_line(
         (
             "torch",
             "sum(range(10**6))",
-            "train --task nowhere.py:Task",
+            "train --max-steps 1",
             "distcore train: starting\n",
         ),
         pytest.param(

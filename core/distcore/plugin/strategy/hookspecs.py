@@ -251,6 +251,8 @@ class Operations:
 
             @hookimpl
             def gather_outputs(self, run: Run, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+                from distcore.distributed import gather_rows
+
                 # Over torch.distributed; pads to the longest rank on the way.
                 return gather_rows(outputs)
         """
