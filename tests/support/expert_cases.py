@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from small_models import SMALL
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -27,19 +28,8 @@ from distcore_mesh.strategy import MeshStrategy
 from distcore_mesh.tensor_layout import TensorLayout
 
 ROWS, LENGTH, STEPS, MICRO_BATCHES = 8, 12, 3, 2
-SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "num_experts_per_tok": 2,
-}
-LATENT: dict[str, Any] = SMALL | {
+MIXTURE: dict[str, Any] = SMALL | {"num_experts_per_tok": 2}
+LATENT: dict[str, Any] = MIXTURE | {
     "num_key_value_heads": 4,
     "n_routed_experts": 8,
     "moe_intermediate_size": 24,
@@ -54,14 +44,14 @@ LATENT: dict[str, Any] = SMALL | {
     "v_head_dim": 8,
 }
 FAMILIES: dict[str, Any] = {
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=4)),
-    "olmoe": lambda: OlmoeForCausalLM(OlmoeConfig(**SMALL, num_experts=8)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**MIXTURE, num_local_experts=4)),
+    "olmoe": lambda: OlmoeForCausalLM(OlmoeConfig(**MIXTURE, num_experts=8)),
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**SMALL | {"num_experts": 8, "moe_intermediate_size": 24, "head_dim": 8})
+        Qwen3MoeConfig(**MIXTURE | {"num_experts": 8, "moe_intermediate_size": 24, "head_dim": 8})
     ),
     "deepseek_v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT)),
     "gpt_oss": lambda: GptOssForCausalLM(
-        GptOssConfig(**SMALL, num_local_experts=4, head_dim=8, sliding_window=4)
+        GptOssConfig(**MIXTURE, num_local_experts=4, head_dim=8, sliding_window=4)
     ),
 }
 Errors = dict[str, float]

@@ -201,10 +201,7 @@ class MeshStrategy(MeshOptions):
                 self.loss_parallel,
             )
         layout = TensorLayout(splits, layers.rank, layers.size, replica=sequences.rank > 0)
-        expert_mesh: DeviceMesh | None = None
-        if self.ep > 1:
-            sizes = self.sizes(run.world.size)
-            expert_mesh = make_expert_mesh(run.world.device.type, sizes, self.ep)
+        expert_mesh = self._expert_mesh(run)
         if self.ep * self.tp > 1 and find_experts(model):
             owners = None if expert_mesh is None else _group(expert_mesh["ep"])
             layout = layout.with_experts(*split_experts(model, owners, layers))
@@ -304,6 +301,13 @@ class MeshStrategy(MeshOptions):
         dtensors.reshard(run.module)
         mesh_state: MeshState = run.strategy_state
         return mesh_state.layout.load(run, state)
+
+    def _expert_mesh(self, run: Run) -> DeviceMesh | None:
+        """Return the mesh in which ranks share experts; ``None`` if each data shard has all."""
+        if self.ep == 1:
+            return None
+        sizes = self.sizes(run.world.size)
+        return make_expert_mesh(run.world.device.type, sizes, self.ep)
 
     def _shard(
         self,

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from small_models import SMALL
 from torch.nn.functional import cross_entropy
 from transformers import (
     GPT2Config,
@@ -33,17 +34,6 @@ from distcore_mesh.document_attention import PackedRows, attend
 from distcore_mesh.parallel_group import ParallelGroup
 from distcore_mesh.strategy import MeshStrategy
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 ONE_HEAD: dict[str, Any] = SMALL | {"num_attention_heads": 1, "num_key_value_heads": 1}
 NEOX: dict[str, Any] = {name: SMALL[name] for name in SMALL if name != "num_key_value_heads"}
 GPT2: dict[str, Any] = {

@@ -22,6 +22,7 @@ from distcore_workbench.kits.optimizer_lab import (
     random_gradient,
 )
 from distcore_workbench.kits.plugin_checks import drawn, needs_two_ranks, unchecked_options
+from distcore_workbench.kits.session_runs import tensors_of
 
 SUITE = Suite("optimizer", optimizer_lab)
 HALF = STEPS // 2
@@ -197,8 +198,8 @@ def two_ranks(lab: OptimizerLab) -> Measured:
     lab.train("alone")
     train = partial(lab.train, "two ranks", changes={"strategy": "ddp", "nproc": 2})
     launch(train, nproc=2, timeout=60)
-    alone = lab.tensors_of("alone")
-    together = lab.tensors_of("two ranks")
+    alone = tensors_of(lab.folder / "alone")
+    together = tensors_of(lab.folder / "two ranks")
     # Without a name there is nothing to compare a tensor with.
     in_one_run = sorted(alone.keys() ^ together.keys())
     if in_one_run:
@@ -234,7 +235,7 @@ def continues(lab: OptimizerLab) -> Measured:
     lab.train("whole")
     for until in (HALF, STEPS):
         lab.train("in two parts", until)
-    wrong = differing(lab.tensors_of("in two parts"), lab.tensors_of("whole"))
+    wrong = differing(tensors_of(lab.folder / "in two parts"), tensors_of(lab.folder / "whole"))
     problem = "differ from those of a run without a stop"
     return none_of(wrong, problem, "keep all values as tensors in self.state[parameter]")
 

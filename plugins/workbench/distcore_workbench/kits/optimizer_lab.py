@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from distcore import RunConfig, Session, load_config
-from distcore.checkpoint import Checkpoint, find
 from distcore.model import optimizer_class, optimizer_factory
+from distcore_workbench.kits.session_runs import step_until
 
 STEPS = 6
 WORDS, CLASSES, WIDTH, ROWS = 12, 3, 96, 24
@@ -155,18 +155,7 @@ class OptimizerLab:
             **(changes or {}),
         }
         with Session(self.config(more), Words, rows()) as session:
-            for step in session:
-                step.gradients(mean_loss)
-                step.apply()
-                if session.progress.step == until:
-                    break
-
-    def tensors_of(self, run: str) -> dict[str, Tensor]:
-        """Return the tensors of the last checkpoint of a run, by neutral name."""
-        path = find("auto", self.folder / run)
-        assert path is not None  # the run has ended
-        checkpoint = Checkpoint(path)
-        return {name: checkpoint[name] for name in checkpoint}
+            step_until(session, mean_loss, until)
 
 
 def optimizer_lab(name: str, settings: Mapping[str, Any], folder: Path) -> OptimizerLab:

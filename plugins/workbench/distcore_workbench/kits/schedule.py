@@ -15,6 +15,7 @@ from distcore import DistcoreError
 from distcore.testing import FP32, Measured, Suite, change_random_state, needs, none_of
 from distcore_workbench.kits.plugin_checks import drawn, unchecked_options
 from distcore_workbench.kits.schedule_lab import EPOCH, PEAK, STEPS, ScheduleLab, schedule_lab
+from distcore_workbench.kits.session_runs import tensors_of
 
 SUITE = Suite("schedule", schedule_lab)
 LENGTHS = (1, 2, 7, 100, 1000)
@@ -144,8 +145,8 @@ def continues(lab: ScheduleLab) -> Measured:
     lab.train("whole")
     for until in (STEPS // 2, STEPS):
         lab.train("in two parts", until)
-    whole = lab.tensors_of("whole")
-    resumed = lab.tensors_of("in two parts")
+    whole = tensors_of(lab.folder / "whole")
+    resumed = tensors_of(lab.folder / "in two parts")
     wrong = []
     for name, tensor in whole.items():
         if name not in resumed or not torch.equal(tensor, resumed[name]):

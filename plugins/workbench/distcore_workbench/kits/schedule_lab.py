@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from distcore import RunConfig, Session, load_config
-from distcore.checkpoint import Checkpoint, find
 from distcore.model import load_schedule, schedule_class, scheduler_for
+from distcore_workbench.kits.session_runs import step_until
 
 PEAK = 1e-2
 """The rate of the run, and of the first group."""
@@ -89,18 +89,7 @@ class ScheduleLab:
         """Train a new model, or go on with ``run``, to step ``until``."""
         changes = {"out": str(self.folder / run), "max_steps": STEPS, "resume": "auto"}
         with Session(self.config(changes), model, rows()) as session:
-            for step in session:
-                step.gradients(summed_loss)
-                step.apply()
-                if session.progress.step == until:
-                    break
-
-    def tensors_of(self, run: str) -> dict[str, Tensor]:
-        """Return the tensors of the last checkpoint of a run, by neutral name."""
-        path = find("auto", self.folder / run)
-        assert path is not None  # the run has ended
-        checkpoint = Checkpoint(path)
-        return {name: checkpoint[name] for name in checkpoint}
+            step_until(session, summed_loss, until)
 
 
 def schedule_lab(name: str, settings: Mapping[str, Any], folder: Path) -> ScheduleLab:
